@@ -1,0 +1,77 @@
+"""gemmlink: a matrix product and the collective that must follow it, as one operation.
+
+>>> import torch, gemmlink
+>>> gemmlink.gemm_all_gather(torch.ones(2, 3), torch.ones(4, 3), group=gemmlink.SELF).shape
+torch.Size([2, 4])
+
+Layer map; imports go downwards only:
+
+| layer | job |
+| --- | --- |
+| ``cli``, ``perf``, ``conformance`` | commands, measuring, proving that parts keep their contract |
+| ``api``, ``operators`` | the function form and the object form |
+| ``core`` | composes the parts, runs calls |
+| ``transport``, ``epilogues``, ``backends`` | the three exchangeable parts |
+| ``plugins``, ``groups``, ``rendezvous``, ``settings`` | registry, ranks, agreement, variables |
+| ``spec``, ``errors`` | contracts and data |
+
+Public names are loaded on first use, so that importing gemmlink costs nothing but this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gemmlink.api import clear_cache as clear_cache
+    from gemmlink.api import gemm_all_gather as gemm_all_gather
+    from gemmlink.errors import GemmlinkError as GemmlinkError
+    from gemmlink.errors import InvalidArgument as InvalidArgument
+    from gemmlink.errors import Overlap as Overlap
+    from gemmlink.errors import PeerLost as PeerLost
+    from gemmlink.errors import PeerTimeout as PeerTimeout
+    from gemmlink.errors import Poisoned as Poisoned
+    from gemmlink.errors import Unavailable as Unavailable
+    from gemmlink.errors import Unsupported as Unsupported
+    from gemmlink.groups import SELF as SELF
+    from gemmlink.groups import CallbackGroup as CallbackGroup
+    from gemmlink.operators import GemmAllGather as GemmAllGather
+    from gemmlink.plugins import Entry as Entry
+    from gemmlink.plugins import register as register
+    from gemmlink.plugins import unregister as unregister
+
+_PUBLIC = {
+    "gemm_all_gather": "api",
+    "clear_cache": "api",
+    "GemmAllGather": "operators",
+    "SELF": "groups",
+    "CallbackGroup": "groups",
+    "Entry": "plugins",
+    "register": "plugins",
+    "unregister": "plugins",
+    "GemmlinkError": "errors",
+    "InvalidArgument": "errors",
+    "Overlap": "errors",
+    "PeerLost": "errors",
+    "PeerTimeout": "errors",
+    "Poisoned": "errors",
+    "Unavailable": "errors",
+    "Unsupported": "errors",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gemmlink' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gemmlink.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,99 @@
+"""Seeded problems that every rank can rebuild as a whole, and their references in float64.
+
+Two kinds of values:
+
+- ``integers``: whole numbers from -2 to 2 in the first ``EXACT_K`` columns of K, zeros in the
+  others. Every sum is a whole number of at most ``4 * EXACT_K`` = 128, which bfloat16, float16 and
+  float32 hold exactly, in whatever order it is added up: a right result is *equal*, at any K.
+- ``normal``: standard normal numbers, rounded to the dtype of the inputs before the reference is
+  computed from them; results are compared by relative L2 error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+EXACT_K = 32
+
+#: Rows of b that are widened to float64 at a time; keeps the scratch at a few tens of MB.
+_BLOCK_ROWS = 512
+_UNIT_32 = torch.finfo(torch.float32).eps / 2
+
+Kind = Literal["integers", "normal"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One all-gather problem: ``rows[r]`` is the M of rank r. Equal fields give equal tensors."""
+
+    rows: tuple[int, ...]
+    n: int
+    k: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    kind: Kind = "integers"
+    seed: int = 0
+
+    def a(self, rank: int) -> torch.Tensor:
+        """The a of ``rank``, ``(rows[rank], k)``."""
+        return self._values(self.rows[rank], rank + 1)
+
+    def b(self) -> torch.Tensor:
+        """The b of every rank, ``(n, k)``."""
+        return self._values(self.n, 0)
+
+    def block(self, rank: int) -> torch.Tensor:
+        """The exact product of ``rank``, ``(rows[rank], n)`` in float64."""
+        return self._product(self.a(rank))
+
+    def reference(self) -> torch.Tensor:
+        """What every rank must get, ``(sum(rows), n)`` in float64."""
+        return self._product(torch.cat([self.a(rank) for rank in range(len(self.rows))]))
+
+    def _product(self, a: torch.Tensor) -> torch.Tensor:
+        columns = min(self.k, EXACT_K) if self.kind == "integers" else self.k
+        wide, b = a[:, :columns].double(), self.b()[:, :columns]
+        product = torch.empty(a.shape[0], self.n, dtype=torch.float64)
+        for first in range(0, self.n, _BLOCK_ROWS):
+            last = min(self.n, first + _BLOCK_ROWS)
+            product[:, first:last] = wide @ b[first:last].double().T
+        return product
+
+    def _values(self, rows: int, stream: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1009 + stream)
+        if self.kind == "normal":
+            return torch.randn(rows, self.k, generator=generator).to(self.dtype)
+        values = torch.zeros(rows, self.k, dtype=self.dtype)
+        head = torch.randint(-2, 3, (rows, min(self.k, EXACT_K)), generator=generator)
+        values[:, : head.shape[1]] = head.to(self.dtype)
+        return values
+
+
+def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """``|result - reference| / |reference|`` in float64; the numerator alone if that is 0.
+
+    Not a number when the result holds a NaN, as one that was never written does in our checks.
+    """
+    scale = float(torch.linalg.vector_norm(reference))
+    error = float(torch.linalg.vector_norm(result.double() - reference))
+    return error / scale if scale else error
+
+
+def limit_l2(k: int, out_dtype: torch.dtype, elements: int) -> float:
+    """Largest relative L2 error of a right result of ``elements`` values, from dtype and K alone.
+
+    Adding K products in float32 (unit roundoff u = 2**-24) one after the other errs by about
+    ``0.4 * sqrt(K) * u`` relative to the sum; five times that is ``2 * sqrt(K) * u``, 1.0e-5 at
+    K = 7168. A narrower result is rounded once more. That errs by at most its own unit roundoff
+    (eps / 2) in each element, and by 0.43 of it in the mean over many: 0.75 of it is the limit
+    then (2.9e-3 for bfloat16, 3.7e-4 for float16), low enough that garbage in a few places shows.
+    """
+    limit = 2 * math.sqrt(max(k, 16)) * _UNIT_32
+    if out_dtype != torch.float32:
+        share = 0.75 if elements >= 256 else 1.0
+        limit += share * torch.finfo(out_dtype).eps / 2
+    return limit

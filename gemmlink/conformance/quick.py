@@ -1,0 +1,199 @@
+"""The self-test: small whole-number problems in every mode, compared exactly on every rank.
+
+A *group* is one mode with one pair of dtypes in one world; its *cases* vary N, K and the rows of
+each rank: none anywhere, one, seven, and a mix. Every prepared operation runs all row patterns
+one after the other with fresh inputs, into an output full of NaN, so that what is not delivered and
+what an earlier call left behind both show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from gemmlink.conformance.problems import Case
+from gemmlink.core.compose import Choice, compose
+from gemmlink.errors import Unavailable, Unsupported
+from gemmlink.operators import GemmAllGather
+from gemmlink.perf.contestants import modes_for
+from gemmlink.spec.problem import INPUT_DTYPES, Problem, dtype_name
+
+_ROWS = (0, 1, 7)
+_SIZES = ((5, 33), (8, 0))
+_CHUNKS = 3
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What to test: epilogues (``all`` for every one), with one transport and one backend."""
+
+    transport: str = "auto"
+    epilogues: tuple[str, ...] = ("all",)
+    backend: str = "auto"
+
+    def choices(self) -> list[Choice]:
+        """Every mode. Three chunks, so that some are empty and some are not."""
+        return [
+            Choice(self.transport, name, self.backend, _CHUNKS)
+            for name in modes_for(self.epilogues)
+        ]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases of one mode and pair of dtypes in one world. ``reason`` is the first failure's."""
+
+    world: int
+    mode: str
+    transport: str
+    backend: str
+    dtype: str
+    out_dtype: str
+    passed: int
+    failed: int
+    reason: str | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Nothing could run, for want of hardware, a library or a form."""
+        return not self.passed and not self.failed
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row."""
+        return {**asdict(self), "skipped": self.skipped, "ok": not self.failed and not self.skipped}
+
+    def line(self) -> str:
+        """The row as text."""
+        state = f"{self.passed} passed"
+        if self.failed:
+            state += f", {self.failed} FAILED: {self.reason}"
+        if self.skipped:
+            state = f"skipped: {self.reason}"
+        return (
+            f"world {self.world}  {self.mode:<12} {self.transport:<8} {self.backend:<8} "
+            f"{self.dtype:>8} -> {self.out_dtype:<8}  {state}"
+        )
+
+
+def run(suite: Suite) -> list[Group]:
+    """On every rank of the default group: its own view of all groups, in the same order."""
+    return [
+        _tested(choice, dtype, out_dtype)
+        for choice in suite.choices()
+        for dtype, out_dtype in _dtypes()
+    ]
+
+
+def merge(world: int, values: Sequence[Sequence[Group]]) -> list[Group]:
+    """Groups of a world: a case has passed if it passed on every rank."""
+    return [_worst(world, each) for each in zip(*values, strict=True)]
+
+
+def refuse_nonsense(suite: Suite, world: int) -> None:
+    """Raise ``InvalidArgument`` for names that mean nothing; what cannot be had is a row."""
+    problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
+    for choice in suite.choices():
+        try:
+            compose(problem, world, choice)
+        except (Unavailable, Unsupported):
+            continue
+
+
+def row_patterns(world: int) -> list[tuple[int, ...]]:
+    """The M of each rank: all none, all one, all seven, and a mix with every kind of neighbour."""
+    same = [(rows,) * world for rows in _ROWS]
+    mixed = [tuple(_ROWS[(rank + shift) % 3] for rank in range(world)) for shift in (1, 2)]
+    return [*same, *mixed]
+
+
+def _dtypes() -> Iterator[tuple[torch.dtype, torch.dtype]]:
+    for dtype in INPUT_DTYPES:
+        for out_dtype in dict.fromkeys((dtype, torch.float32)):
+            yield dtype, out_dtype
+
+
+def _worst(world: int, ranks: Sequence[Group]) -> Group:
+    worst = max(ranks, key=lambda group: group.failed)
+    return replace(worst, world=world)
+
+
+def _tested(choice: Choice, dtype: torch.dtype, out_dtype: torch.dtype) -> Group:
+    group = Group(
+        0,
+        str(choice.epilogue),
+        str(choice.transport),
+        str(choice.backend),
+        dtype_name(dtype),
+        dtype_name(out_dtype),
+        0,
+        0,
+    )
+    for n, k in _SIZES:
+        group = _with_size(group, choice, Case((), n, k, dtype, out_dtype))
+        if group.reason is not None:
+            break
+    return group
+
+
+def _with_size(group: Group, choice: Choice, case: Case) -> Group:
+    """``group`` after all row patterns of one N and K through one prepared operation."""
+    operation = GemmAllGather(
+        case.n,
+        case.k,
+        max(_ROWS),
+        case.dtype,
+        case.out_dtype,
+        transport=choice.transport,
+        epilogue=choice.epilogue,
+        backend=choice.backend,
+        chunks=choice.chunks,
+        timeout_s=_TIMEOUT_S,
+    )
+    world = operation.group.world
+    cases = [replace(case, rows=rows, seed=seed) for seed, rows in enumerate(row_patterns(world))]
+    try:
+        with operation:
+            group = _named(group, operation)
+            for each in cases:
+                _compare(operation, each)
+                group = replace(group, passed=group.passed + 1)
+    except (Unavailable, Unsupported) as error:
+        if not group.passed:
+            return replace(group, reason=str(error))
+        return _failed(group, cases, error)
+    except Exception as error:  # a failure of one mode must not keep the others from being tested
+        return _failed(group, cases, error)
+    return group
+
+
+def _named(group: Group, operation: GemmAllGather) -> Group:
+    parts = operation.launch.parts
+    return replace(
+        group, mode=parts.mode, transport=parts.transport_name, backend=parts.backend.name
+    )
+
+
+def _failed(group: Group, cases: Sequence[Case], error: Exception) -> Group:
+    """The rest of an operation's cases cannot be trusted after one of them: all count as failed."""
+    left = len(cases) - group.passed % len(cases)
+    return replace(group, failed=group.failed + left, reason=f"{type(error).__name__}: {error}")
+
+
+def _compare(operation: GemmAllGather, case: Case) -> None:
+    rank = operation.group.rank
+    wanted = case.reference()
+    out = torch.full(wanted.shape, torch.nan, dtype=case.out_dtype)
+    result = operation(case.a(rank), case.b(), out=out)
+    if result is not out:
+        raise ValueError("out must be returned")
+    wrong = (out.double() != wanted).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ValueError(
+            f"{len(wrong)} of {out.numel()} elements differ with rows {case.rows}, first at "
+            f"({row}, {column}): {out[row, column]} instead of {wanted[row, column]}"
+        )

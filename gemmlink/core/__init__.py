@@ -1,0 +1,16 @@
+"""The core: composes one transport, epilogue and backend, and runs calls.
+
+| module | job |
+| --- | --- |
+| ``compose`` | chooses the three parts and checks that they fit |
+| ``prepare`` | sets an operation up on all ranks: agreement, window, proof |
+| ``prove`` | shows that every peer's window and words really move bytes |
+| ``launch`` | a prepared operation: epoch, and what a failed call leaves behind |
+| ``call`` | one call: entry record, waits, result |
+| ``interpret`` | turns a schedule into a flat list of steps and walks it on the host |
+| ``tickets`` | finds out, when a wait stalls, that ranks are not in the same call |
+| ``library`` | the communication library behind the ``collective`` epilogue |
+
+Imports go ``spec`` <- ``transport``, ``epilogues``, ``backends`` <- ``core`` <- ``operators``,
+``api``, ``perf``, ``cli``.
+"""

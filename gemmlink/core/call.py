@@ -1,0 +1,300 @@
+"""One call on one rank: its arguments, its entry record, its waits and its result.
+
+A call enters by leaving a record in every peer's window (epoch, M, fingerprint of the arguments),
+walks the schedule, and sizes its result once it has everybody's record. A wait that lasts looks for
+a reason: a peer that refused or failed, a peer in another call, or the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gemmlink.core.tickets import Ticket, fingerprint
+from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
+from gemmlink.spec.schedule import Word
+from gemmlink.spec.window import WORD
+
+if TYPE_CHECKING:
+    from gemmlink.core.launch import Launch
+
+#: How long a word is awaited before the first look for a reason, in seconds.
+_SLICE_S = 0.05
+
+#: What an ``abort`` word says about its epoch: that rank refused the call, or failed in it.
+REFUSED = 1
+FAILED = 2
+
+
+class Outgrown(GemmlinkError):
+    """Some rank's M is above the capacity; all ranks of the call learn it and none has a result."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__("M must fit the window", f"{rows} rows")
+        self.rows = rows
+
+
+class Call:
+    """State of one call on one rank; what the interpreter's steps act on."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        rows: Sequence[int] | None,
+        ticket: Ticket,
+    ) -> None:
+        self.launch = launch
+        self.epoch = launch.epoch
+        self.a = a
+        self.b = b
+        self.value = a
+        self.ticket = ticket
+        self._out = out
+        self._rows: list[int] | None = None
+        if rows is not None:
+            self._rows = list(rows)
+            ticket.fields["rows"] = tuple(rows)
+        self._fingerprint = fingerprint(ticket.fields)
+        self._result: torch.Tensor | None = None
+        self._late: InvalidArgument | None = None
+        self._starts: list[int] = []
+        self._local: torch.Tensor | None = None
+        self._header_sent = False
+        self._deadline = time.monotonic() + launch.timeout_s
+
+    def run(self, check_first: bool) -> torch.Tensor:
+        """Enter, execute the schedule, and return the result."""
+        if self.launch.words is not None:
+            # A peer may have given the call up before this rank came. All the data may be here all
+            # the same: without this look a late rank would hold a result that the others lack.
+            self._look_for_aborts()
+            self._enter()
+        if self.launch.words is not None and self.a.shape[0] > self.launch.problem.capacity:
+            self._resolve_rows()
+        if check_first:
+            self._exchange_arguments()
+        with torch.no_grad():
+            self.launch.program.run(self)
+            return self._finished()
+
+    # What the interpreter asks for (see interpret.CallState).
+
+    def wait(self, word: Word, offset: int, at_least: int) -> None:
+        """Wait for a word; raise as soon as it is known that it will not come."""
+        words = self.launch.words
+        assert words is not None, f"waiting for {word} without a window"
+        seen = words.wait(offset, at_least, _SLICE_S)
+        while seen < at_least:
+            self._stalled(str(word), word.source, offset, at_least)
+            seen = words.wait(offset, at_least, _SLICE_S)
+
+    def local(self) -> torch.Tensor:
+        """Private buffer for the own product."""
+        if self._local is None:
+            problem = self.launch.problem
+            self._local = torch.empty(self.a.shape[0], problem.n, dtype=problem.out_dtype)
+        return self._local
+
+    def result_rows(self, source: int) -> torch.Tensor:
+        """The part of the result that comes from ``source``; sizes the result first."""
+        result = self._sized_result()
+        return result[self._starts[source] : self._starts[source + 1]]
+
+    def all_gather(self) -> None:
+        """Gather private buffers into the result, through the library."""
+        library, world = self.launch.library, self.launch.group.world
+        assert library is not None, "a library collective without a library"
+        self._exchange_header()
+        result = self._sized_result()
+        rows = self._known_rows()
+        longest = max(rows)
+        block = self.local()
+        if min(rows) < longest:
+            block = torch.empty(longest, result.shape[1], dtype=result.dtype)
+            block[: self.a.shape[0]].copy_(self.local())
+        direct = min(rows) == longest and result.is_contiguous()
+        shape = (world, longest, result.shape[1])
+        gathered = result.view(shape) if direct else torch.empty(shape, dtype=result.dtype)
+        library.all_gather(gathered, block, self._left(), self.ticket.stalled)
+        if not direct:
+            for source, count in enumerate(rows):
+                self.result_rows(source).copy_(gathered[source, :count])
+
+    def refuse_collective(self, code: int) -> None:
+        """Take part in the header exchange of a call that ends badly here, so peers can tell."""
+        if self.launch.library is not None and not self._header_sent:
+            # The peers have their own reasons by then; ours is being raised already.
+            with contextlib.suppress(GemmlinkError):
+                self._exchange_header(code)
+
+    # Entering a call.
+
+    def _enter(self) -> None:
+        launch, words = self.launch, self.launch.words
+        assert words is not None, "entering without a window"
+        rank = launch.group.rank
+        base = launch.layout.record(rank, self.epoch)
+        record = (self.epoch, self.a.shape[0], self._fingerprint)
+        for peer in range(launch.group.world):
+            for field, value in enumerate(record):
+                words.set(peer, base + field * WORD, value)
+            words.set(peer, launch.layout.single("enter", rank), self.epoch)
+
+    def _exchange_arguments(self) -> None:
+        if self.launch.words is not None:
+            self._resolve_rows()
+        else:
+            self._exchange_header()
+
+    def _resolve_rows(self) -> None:
+        """Read every rank's entry record: M, and the fingerprint of its arguments."""
+        launch, words = self.launch, self.launch.words
+        assert words is not None, "records without a window"
+        rows = []
+        for peer in range(launch.group.world):
+            self.wait(Word("enter", peer), launch.layout.single("enter", peer), self.epoch)
+            base = launch.layout.record(peer, self.epoch)
+            epoch, count, other = (words.read(base + field * WORD) for field in range(3))
+            if epoch != self.epoch:  # the peer has given this call up and made others since
+                raise self.ticket.refusal(peer)
+            if other != self._fingerprint:
+                raise self.ticket.mismatch(peer)
+            rows.append(count)
+        self._take_rows(rows)
+
+    def _exchange_header(self, code: int = 0) -> None:
+        """Without a window: M and fingerprint travel through the library, once a call.
+
+        ``code`` is 0, or ``REFUSED`` or ``FAILED`` where the call has ended badly already.
+        """
+        library, group = self.launch.library, self.launch.group
+        assert library is not None, "a header without a library"
+        if self._header_sent:
+            return
+        self._header_sent = True
+        mine = [0 if code else self.a.shape[0], self._fingerprint, code]
+        gathered = torch.zeros(group.world, len(mine), dtype=torch.int64)
+        library.all_gather(gathered, torch.tensor(mine), self._left(), self.ticket.stalled)
+        headers = gathered.tolist()
+        for peer, (_, other, peer_code) in enumerate(headers):
+            if code:
+                continue
+            if peer_code == FAILED:
+                raise self._lost(peer)
+            if peer_code == REFUSED:
+                raise self.ticket.refusal(peer)
+            if other != self._fingerprint:
+                raise self.ticket.mismatch(peer)
+        self._take_rows([int(header[0]) for header in headers])
+
+    def _take_rows(self, rows: list[int]) -> None:
+        if self._rows is not None and self._rows != rows:
+            raise InvalidArgument(
+                "rows must hold every rank's M", f"rows={self._rows} where the ranks have {rows}"
+            )
+        if max(rows) > self.launch.problem.capacity:
+            raise Outgrown(max(rows))
+        self._rows = rows
+
+    def _known_rows(self) -> list[int]:
+        assert self._rows is not None, "rows before they were exchanged"
+        return self._rows
+
+    # The result.
+
+    def _sized_result(self) -> torch.Tensor:
+        if self._result is None:
+            if self.launch.words is not None:
+                self._resolve_rows()
+            rows, problem = self._known_rows(), self.launch.problem
+            self._starts = [sum(rows[:rank]) for rank in range(len(rows) + 1)]
+            shape = (self._starts[-1], problem.n)
+            if self._out is not None and tuple(self._out.shape) == shape:
+                self._result = self._out
+                return self._result
+            if self._out is not None:
+                # Known only now that all ranks' M are: by all means finish the call, for the
+                # peers wait for what this rank still has to send.
+                came = str(tuple(self._out.shape))
+                self._late = InvalidArgument(f"out must have shape {shape}", came)
+                self._late.call_completed = True
+            self._result = torch.empty(shape, dtype=problem.out_dtype)
+        return self._result
+
+    def _finished(self) -> torch.Tensor:
+        # A schedule that delivers nothing still owes a result of the right shape: world 1 of an
+        # empty product, for example.
+        result = self._sized_result()
+        if self._late is not None:
+            raise self._late
+        return result
+
+    # Waiting.
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _stalled(self, name: str, source: int, offset: int, wanted: int) -> None:
+        """Look for a reason why a word does not come; raise if there is one."""
+        self._look_for_aborts()
+        self._look_for_departure(source, offset, wanted)
+        self.ticket.stalled()
+        if time.monotonic() < self._deadline:
+            return
+        launch, words = self.launch, self.launch.words
+        assert words is not None, "stalled on a word without a window"
+        seen = words.read(offset)
+        raise PeerTimeout(
+            f"rank {source} must set {name} to {wanted} within {launch.timeout_s:g} s",
+            f"{seen} at rank {launch.group.rank} in call {self.epoch} of {launch.operation}",
+            "Call the operation on every rank, or raise GEMMLINK_TIMEOUT_S.",
+            operation=launch.operation,
+            epoch=self.epoch,
+            rank=launch.group.rank,
+            peer=source,
+            word=name,
+            seen=seen,
+            wanted=wanted,
+        )
+
+    def _lost(self, peer: int) -> PeerLost:
+        launch = self.launch
+        return PeerLost(
+            f"rank {peer} must complete call {self.epoch} of {launch.operation}",
+            f"a failure in its call {self.epoch}",
+            "See that rank's own error.",
+            operation=launch.operation,
+            epoch=self.epoch,
+            rank=launch.group.rank,
+            peer=peer,
+        )
+
+    def _look_for_aborts(self) -> None:
+        launch = self.launch
+        for peer in range(launch.group.world):
+            epoch, code, culprit = launch.abort_of(peer)
+            if code == FAILED and epoch < self.epoch:
+                raise Poisoned(
+                    f"{launch.operation} cannot be used after a failed call",
+                    f"rank {peer} failed in call {epoch}",
+                    "close() it on every rank and prepare a new one.",
+                )
+            if code == FAILED and epoch == self.epoch:
+                raise self._lost(culprit)
+            if code == REFUSED and epoch == self.epoch:
+                raise self.ticket.refusal(peer)
+
+    def _look_for_departure(self, source: int, offset: int, wanted: int) -> None:
+        """A peer that has left this call without setting the word will never set it."""
+        launch, words = self.launch, self.launch.words
+        assert words is not None, "departures without a window"
+        left = words.read(launch.layout.single("free", source)) >= self.epoch
+        if left and words.read(offset) < wanted:
+            raise self.ticket.refusal(source)

@@ -1,0 +1,218 @@
+"""Chooses transport, epilogue and backend, and checks that they fit together.
+
+Every decision leaves a sentence in ``Composition.reasons``, which ``explain`` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gemmlink import plugins
+from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
+from gemmlink.settings import MAX_CHUNKS
+from gemmlink.spec.contracts import Backend, Epilogue, Transport
+from gemmlink.spec.problem import Problem
+
+#: Other names of modes, as the kernels that came before this library call them.
+ALIASES: Mapping[str, str] = {
+    "split-rccl": "collective",
+    "split-lsa-push": "split-push",
+    "split-lsa-pull": "split-pull",
+    "fused-lsa": "fused-push",
+    "split-sdma": "split-lanes",
+    "fused-sdma": "fused-lanes",
+}
+
+#: Rows below which a chunk costs more (one more product, one more word per peer) than it overlaps.
+_CHUNK_ROWS = 128
+_DEFAULT_MAX_CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for; each a name, an object, ``"module:attribute"`` or ``"auto"``."""
+
+    transport: Any = "auto"
+    epilogue: Any = "auto"
+    backend: Any = "auto"
+    chunks: int | None = None
+
+    def names(self) -> dict[str, Any]:
+        """The choice as comparable text, for agreement between ranks."""
+        return {
+            "transport": name_of(self.transport),
+            "epilogue": name_of(self.epilogue),
+            "backend": name_of(self.backend),
+            "chunks": self.chunks,
+        }
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Three parts that fit, and why. ``transport`` is None if the epilogue needs no window."""
+
+    transport: Transport | None
+    epilogue: Epilogue
+    backend: Backend
+    fused: bool
+    chunks: int
+    reasons: tuple[str, ...]
+
+    @property
+    def mode(self) -> str:
+        """``fused-push``, ``split-push``, ``collective``: one word for how tiles travel."""
+        if len(self.epilogue.forms()) == 1:
+            return self.epilogue.name
+        return f"{'fused' if self.fused else 'split'}-{self.epilogue.name}"
+
+    @property
+    def transport_name(self) -> str:
+        """Name of the transport, ``none`` without one."""
+        return "none" if self.transport is None else self.transport.name
+
+
+def name_of(choice: Any) -> str:
+    """The name by which a choice is compared between ranks."""
+    if isinstance(choice, str):
+        return ALIASES.get(choice, choice)
+    return str(getattr(choice, "name", repr(choice)))
+
+
+def compose(problem: Problem, world: int, choice: Choice) -> Composition:
+    """Resolve ``choice`` for ``problem``. Raises an error of ours if the parts do not fit."""
+    reasons: list[str] = []
+    backend = _backend(problem, choice, reasons)
+    epilogue, fused = _epilogue(problem, world, choice, reasons)
+    transport = _transport(problem, choice, epilogue, reasons)
+    chunks = _chunks(problem, choice, fused, reasons)
+    return Composition(transport, epilogue, backend, fused, chunks, tuple(reasons))
+
+
+def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
+    name = "eager" if choice.backend == "auto" else choice.backend
+    backend = cast(Backend, plugins.find("backend", name))
+    refusal = backend.supports(problem)
+    if refusal is not None:
+        raise Unsupported(
+            f"backend {backend.name!r} must support the problem", refusal, _others("backend")
+        )
+    why = "the backend that runs everywhere" if choice.backend == "auto" else "asked for"
+    reasons.append(f"backend {backend.name}: {why}")
+    return backend
+
+
+def _epilogue(
+    problem: Problem, world: int, choice: Choice, reasons: list[str]
+) -> tuple[Epilogue, bool]:
+    if choice.epilogue == "auto":
+        if world == 1:
+            reasons.append("epilogue collective: world 1 has nothing to send")
+            return cast(Epilogue, plugins.find("epilogue", "collective")), False
+        wanted, form = "push", None
+        reasons.append("epilogue push: peers' windows can be written directly")
+    elif isinstance(choice.epilogue, str):
+        wanted, form = _split_mode(ALIASES.get(choice.epilogue, choice.epilogue))
+        reasons.append(f"epilogue {choice.epilogue}: asked for")
+    else:
+        wanted, form = choice.epilogue, None
+        reasons.append(f"epilogue {name_of(wanted)}: passed as an object")
+    epilogue = cast(Epilogue, plugins.find("epilogue", wanted))
+    return epilogue, _form(problem, epilogue, form, reasons)
+
+
+def _split_mode(text: str) -> tuple[str, bool | None]:
+    for prefix, fused in (("fused-", True), ("split-", False)):
+        if text.startswith(prefix):
+            return text.removeprefix(prefix), fused
+    return text, None
+
+
+def _form(problem: Problem, epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
+    forms = epilogue.forms()
+    if form is not None:
+        if form not in forms:
+            has = "fused" if True in forms else "split"
+            raise Unsupported(
+                f"epilogue {epilogue.name!r} has only a {has} form",
+                f"{'fused' if form else 'split'}-{epilogue.name}",
+            )
+        return form
+    if len(forms) == 1:
+        return forms[0]
+    fused = problem.capacity >= 2 * _CHUNK_ROWS
+    relation = "at least" if fused else "fewer than"
+    reasons.append(
+        f"{'fused' if fused else 'split'}: {problem.capacity} rows are {relation} two chunks of "
+        f"{_CHUNK_ROWS}"
+    )
+    return fused
+
+
+def _transport(
+    problem: Problem, choice: Choice, epilogue: Epilogue, reasons: list[str]
+) -> Transport | None:
+    if not epilogue.needs.window:
+        reasons.append(f"transport none: epilogue {epilogue.name} needs no window")
+        if choice.transport != "auto":
+            plugins.find("transport", choice.transport)  # a wrong name is an error all the same
+        return None
+    name = "shm" if choice.transport == "auto" else choice.transport
+    transport = cast(Transport, plugins.find("transport", name))
+    capabilities = transport.probe()
+    if problem.device.type not in capabilities.memory:
+        raise Unsupported(
+            f"transport {transport.name!r} serves {', '.join(capabilities.memory)} tensors",
+            f"tensors on {problem.device.type}",
+            _others("transport"),
+        )
+    if not (capabilities.host_words and capabilities.host_data):
+        raise Unsupported(
+            "schedules are walked by the host, which must reach words and data of the window",
+            f"transport {transport.name!r} with host_words={capabilities.host_words}, "
+            f"host_data={capabilities.host_data}",
+        )
+    if epilogue.needs.lanes and not capabilities.lanes:
+        raise Unsupported(
+            f"epilogue {epilogue.name!r} needs lanes", f"transport {transport.name!r} without any"
+        )
+    why = "all ranks compute on CPUs of one host" if choice.transport == "auto" else "asked for"
+    reasons.append(f"transport {transport.name}: {why}")
+    return transport
+
+
+def _chunks(problem: Problem, choice: Choice, fused: bool, reasons: list[str]) -> int:
+    if choice.chunks is not None:
+        if not 1 <= choice.chunks <= MAX_CHUNKS:
+            raise InvalidArgument(
+                f"chunks must be a whole number from 1 to {MAX_CHUNKS}", repr(choice.chunks)
+            )
+        reasons.append(f"chunks {choice.chunks}: asked for")
+        return choice.chunks
+    if not fused:
+        reasons.append("chunks 1: a split form sends when everything is computed")
+        return 1
+    chunks = min(_DEFAULT_MAX_CHUNKS, max(2, problem.capacity // _CHUNK_ROWS))
+    reasons.append(f"chunks {chunks}: {problem.capacity} rows, about {_CHUNK_ROWS} a chunk")
+    return chunks
+
+
+def _others(kind: str) -> str:
+    names = ", ".join(sorted(entry.name for entry in plugins.entries(kind)))
+    return f"Known {kind}s: {names}."
+
+
+def without_window(composition: Composition, error: Exception) -> Composition:
+    """The same problem through the library collective, because no window can be had."""
+    collective = cast(Epilogue, plugins.find("epilogue", "collective"))
+    reason = f"epilogue collective: {composition.transport_name} could not serve ({error})"
+    return Composition(
+        None, collective, composition.backend, False, 1, (*composition.reasons, reason)
+    )
+
+
+def may_fall_back(choice: Choice, error: Exception) -> bool:
+    """Whether a failed set-up may be answered with ``collective``: only where all was left open."""
+    open_choice = choice.transport == "auto" and choice.epilogue == "auto"
+    return open_choice and isinstance(error, Unavailable | Unsupported)

@@ -1,0 +1,181 @@
+"""One prepared operation: its epoch, its calls one after another, and how a call ends.
+
+Every call has a number, the epoch. It is used up by the call however that ends, on every rank, so
+ranks never drift apart. A rank that refuses a call (bad arguments) or fails in it says so in its
+``abort`` word at every peer; a peer that waits for it then raises instead of waiting on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gemmlink.core.call import FAILED, REFUSED, Call, Outgrown
+from gemmlink.core.compose import Composition
+from gemmlink.core.interpret import HostProgram
+from gemmlink.core.library import Gloo
+from gemmlink.core.tickets import Ticket
+from gemmlink.errors import (
+    GemmlinkError,
+    InvalidArgument,
+    Overlap,
+    PeerTimeout,
+    Poisoned,
+    Unsupported,
+)
+from gemmlink.spec.contracts import Group, Session, Window
+from gemmlink.spec.problem import Problem
+from gemmlink.spec.schedule import Schedule
+from gemmlink.spec.window import WindowLayout
+
+#: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
+_CODES = 16
+_RANKS = 1 << 16
+
+
+class Launch:
+    """A composed, prepared operation. Made by ``core.prepare``; one call at a time."""
+
+    def __init__(
+        self,
+        *,
+        group: Group,
+        request: Mapping[str, Any],
+        problem: Problem,
+        parts: Composition,
+        schedule: Schedule,
+        program: HostProgram,
+        layout: WindowLayout,
+        session: Session | None,
+        window: Window | None,
+        library: Gloo | None,
+        channel: str,
+        timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.problem = problem
+        self.parts = parts
+        self.schedule = schedule
+        self.program = program
+        self.layout = layout
+        self.window = window
+        self.words = window.words if window is not None else None
+        self.library = library
+        self.timeout_s = timeout_s
+        self.operation = str(request["operation"])
+        self.epoch = 0
+        self.closed = False
+        self._channel = channel
+        self._fields = {**request, "capacity": problem.capacity}
+        self._session = session
+        self._poison: str | None = None
+        self._busy = threading.Lock()
+
+    def ticket(self) -> Ticket:
+        """A ticket for the next call on this operation's own channel."""
+        return Ticket(self.group, self._channel, self.epoch + 1, self._fields)
+
+    def call(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        rows: Sequence[int] | None,
+        ticket: Ticket,
+        problems: InvalidArgument | Unsupported | None = None,
+        check_first: bool = False,
+    ) -> torch.Tensor:
+        """Run one call. ``problems`` is an error that the caller found in its own arguments.
+
+        The call is used up on every rank whether it succeeds or not. With ``check_first`` all ranks
+        compare their arguments before any data moves.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise Overlap(f"one call of {self.operation} at a time", "a call from another thread")
+        try:
+            self.refuse_if_unusable()
+            self.epoch += 1
+            call = Call(self, a, b, out, rows, ticket)
+            try:
+                if problems is not None:
+                    raise problems
+                return call.run(check_first)
+            except BaseException as error:
+                self._end_badly(call, error)
+                raise
+        finally:
+            self._busy.release()
+
+    def refuse_if_unusable(self) -> None:
+        """Raise if this operation is closed, has failed here, or has failed on a peer. Local."""
+        if self.closed:
+            raise InvalidArgument(f"{self.operation} must be open", "a use after close()")
+        if self._poison is None:
+            self._learn_of_failures()
+        if self._poison is not None:
+            raise Poisoned(
+                f"{self.operation} cannot be used after a failed call",
+                self._poison,
+                "close() it on every rank and prepare a new one.",
+            )
+
+    def close(self) -> None:
+        """Give the window back. Idempotent; waits for nobody."""
+        self.closed = True
+        if self.library is not None:
+            self.library.close()
+        if self._session is not None:
+            self._session.close()
+
+    def abort_of(self, peer: int) -> tuple[int, int, int]:
+        """The last call that ``peer`` refused or failed in, as epoch, code and culprit.
+
+        The culprit is the rank where the trouble began: ``peer``, or the one that it waited for in
+        vain. Epoch and code are 0 if there was no such call.
+        """
+        if self.words is None:
+            return 0, 0, peer
+        what, culprit = divmod(self.words.read(self.layout.single("abort", peer)), _RANKS)
+        return *divmod(what, _CODES), culprit
+
+    def _learn_of_failures(self) -> None:
+        for peer in range(self.group.world):
+            epoch, code, _ = self.abort_of(peer)
+            # A failure in the coming call is that call's own affair: see core.call.
+            if code == FAILED and epoch <= self.epoch:
+                self._poison = f"rank {peer} failed in call {epoch}"
+                return
+
+    def _end_badly(self, call: Call, error: BaseException) -> None:
+        """Tell the peers, and remember, that the current call has no result here."""
+        if isinstance(error, GemmlinkError) and error.call_completed:
+            return
+        if isinstance(error, Outgrown):  # every rank finds that out for itself
+            self._leave()
+            return
+        clean = isinstance(error, InvalidArgument | Unsupported)
+        if not clean:
+            self._poison = f"call {self.epoch} ended with {type(error).__name__}: {error}"
+        if isinstance(error, InvalidArgument | Unsupported):
+            call.ticket.refuse(error)
+        code = REFUSED if clean else FAILED
+        if self.words is None:
+            call.refuse_collective(code)
+            return
+        rank = self.group.rank
+        blamed = error.peer if isinstance(error, PeerTimeout) else -1
+        culprit = blamed if blamed >= 0 else rank
+        for peer in range(self.group.world):
+            value = (self.epoch * _CODES + code) * _RANKS + culprit
+            self.words.set(peer, self.layout.single("abort", rank), value)
+        if clean:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Tell the peers that this rank reads nothing of the current call any more."""
+        if self.words is not None:
+            for peer in range(self.group.world):
+                self.words.set(peer, self.layout.single("free", self.group.rank), self.epoch)

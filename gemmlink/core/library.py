@@ -1,0 +1,103 @@
+"""The communication library behind the ``collective`` epilogue, on CPU tensors: gloo.
+
+Each operation gets a gloo context of its own over the group's store. A call that ends in an error
+can leave a collective half done; in the user's own process group that would mis-pair every later
+collective, here it goes away with the operation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gemmlink.errors import PeerLost, PeerTimeout, Unavailable
+from gemmlink.groups import TorchGroup
+from gemmlink.spec.contracts import Group
+
+_SLICE = timedelta(milliseconds=250)
+_REASON_S = 0.5
+
+
+class Gloo:
+    """All-gather of CPU bytes over a private gloo context. ``open`` is collective."""
+
+    def __init__(self, group: Group, key: str, timeout_s: float) -> None:
+        self._world = group.world
+        self._context: Any = None
+        if group.world == 1:
+            return
+        if not isinstance(group, TorchGroup):
+            raise Unavailable(
+                "epilogue 'collective' needs a torch.distributed group",
+                type(group).__name__,
+                "Call torch.distributed.init_process_group('gloo') first.",
+            )
+        if not dist.is_gloo_available():
+            raise Unavailable(
+                "epilogue 'collective' on CPU tensors needs gloo",
+                "a torch without it",
+                "Install a torch built with USE_GLOO=1, as PyPI's are.",
+            )
+        store = dist.PrefixStore(group.key_prefix + key, group.store)
+        self._context = dist.ProcessGroupGloo(
+            store, group.rank, group.world, timedelta(seconds=timeout_s)
+        )
+
+    def all_gather(
+        self,
+        out: torch.Tensor,
+        block: torch.Tensor,
+        timeout_s: float,
+        on_stall: Callable[[], None],
+    ) -> None:
+        """``out[r] = block of rank r``, for a contiguous out of shape ``(world, *block.shape)``.
+
+        Blocks have the same size on all ranks. Moves bytes, so any dtype will do. Raises
+        ``PeerTimeout`` when some rank does not come.
+        """
+        if self._world == 1 or block.numel() == 0:
+            out[0].copy_(block)
+            return
+        source, target = block.view(torch.uint8).flatten(), out.view(torch.uint8).flatten()
+        work = self._context._allgather_base(target, source)
+        deadline = time.monotonic() + timeout_s
+        while not _ended(work, on_stall):
+            on_stall()
+            if time.monotonic() > deadline:
+                raise PeerTimeout(
+                    f"every rank must come to the library's all-gather within {timeout_s:g} s",
+                    "at least one rank missing (gloo does not say which)",
+                    "Call the operation on every rank, or raise GEMMLINK_TIMEOUT_S.",
+                )
+
+    def close(self) -> None:
+        """Drop the context."""
+        self._context = None
+
+
+def _ended(work: Any, on_stall: Callable[[], None]) -> bool:
+    try:
+        work.wait(_SLICE)
+    except RuntimeError as error:
+        # "not within the slice" and "the peer has gone" are both RuntimeErrors.
+        if not work.is_completed():
+            return False
+        _look_for_reason(on_stall)
+        raise PeerLost(
+            "every rank must complete the library's all-gather", str(error).splitlines()[0]
+        ) from error
+    return True
+
+
+def _look_for_reason(on_stall: Callable[[], None]) -> None:
+    # A peer that refuses the call drops its context, and only then do we see the connection close:
+    # its reason is on the board, or will be at once.
+    deadline = time.monotonic() + _REASON_S
+    while time.monotonic() < deadline:
+        on_stall()
+        time.sleep(0.01)

@@ -1,0 +1,209 @@
+"""Sets one operation up on all ranks of a group. Collective; the only part that may take long.
+
+Order: every rank says what it was asked for and all compare; each composes and all compare again;
+the transport opens and gives a window; the window is proved to move bytes. Whatever fails on one
+rank is told to all, and all raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gemmlink
+from gemmlink.core.compose import Choice, Composition, compose, may_fall_back, without_window
+from gemmlink.core.interpret import HostProgram
+from gemmlink.core.launch import Launch
+from gemmlink.core.library import Gloo
+from gemmlink.core.prove import prove, reach
+from gemmlink.rendezvous import agree, check_equal
+from gemmlink.spec import operations
+from gemmlink.spec.contracts import Board, Group, Session, Window
+from gemmlink.spec.problem import Problem, dtype_name
+from gemmlink.spec.schedule import Plan, Schedule
+from gemmlink.spec.window import WindowLayout
+
+_log = logging.getLogger("gemmlink")
+
+_ASKED = (
+    "version",
+    "operation",
+    "n",
+    "k",
+    "dtype",
+    "out_dtype",
+    "device",
+    "transport",
+    "epilogue",
+    "backend",
+    "chunks",
+)
+_COMPOSED = ("mode", "transport", "backend", "chunks", "schedule", "window bytes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one rank wants to set up. ``timeout_s`` limits each call, ``prepare_timeout_s`` this."""
+
+    operation: str
+    problem: Problem
+    choice: Choice
+    timeout_s: float
+    prepare_timeout_s: float
+
+    def record(self) -> dict[str, Any]:
+        """The request as comparable values."""
+        problem = self.problem
+        return {
+            "version": gemmlink.__version__,
+            "operation": self.operation,
+            "n": problem.n,
+            "k": problem.k,
+            "dtype": dtype_name(problem.dtype),
+            "out_dtype": dtype_name(problem.out_dtype),
+            "device": problem.device.type,
+            **self.choice.names(),
+            "capacity": problem.capacity,
+        }
+
+
+class _Watched:
+    """A group whose exchanges look for a mismatch whenever they stall."""
+
+    def __init__(self, group: Group, on_stall: Callable[[], None] | None) -> None:
+        self.rank = group.rank
+        self.world = group.world
+        self.board: Board | None = group.board
+        self._group = group
+        self._on_stall = on_stall
+
+    def all_gather(
+        self,
+        data: bytes,
+        *,
+        key: str,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        return self._group.all_gather(
+            data, key=key, timeout_s=timeout_s, on_stall=on_stall or self._on_stall
+        )
+
+
+def prepare(
+    group: Group, request: Request, key: str, on_stall: Callable[[], None] | None = None
+) -> Launch:
+    """Collective. All ranks get a ``Launch`` for the same composition, or all raise.
+
+    The capacity becomes the largest that any rank asked for.
+    """
+    watched = _Watched(group, on_stall)
+    limit = request.prepare_timeout_s
+    asked = agree(watched, f"{key}/ask", request.record, limit)
+    check_equal(asked, _ASKED, request.operation)
+    capacity = max(int(record["capacity"]) for record in asked)
+    request = replace(request, problem=replace(request.problem, capacity=capacity))
+    parts = _composed(watched, request, key)
+    try:
+        return _open(group, watched, request, parts, key)
+    except Exception as error:
+        if not may_fall_back(request.choice, error):
+            raise
+        _log.warning("gemmlink falls back to the library collective: %s", error)
+        parts = without_window(parts, error)
+        return _open(group, watched, request, parts, f"{key}/fallback")
+
+
+def schedule_for(request: Request, parts: Composition, rank: int, world: int) -> Schedule:
+    """The schedule of ``rank``."""
+    operation = getattr(operations, request.operation)(world, request.problem.n)
+    plan = Plan(rank, world, parts.chunks, parts.fused)
+    return parts.epilogue.schedule(operation.phases[0], plan)
+
+
+def _composed(group: Group, request: Request, key: str) -> Composition:
+    made: list[Composition] = []
+
+    def part() -> dict[str, Any]:
+        made.append(compose(request.problem, group.world, request.choice))
+        parts = made[0]
+        return {
+            "mode": parts.mode,
+            "transport": parts.transport_name,
+            "backend": parts.backend.name,
+            "chunks": parts.chunks,
+            "schedule": schedule_for(request, parts, 0, group.world).digest(),
+            "window bytes": _layout(request.problem, parts, group.world).nbytes,
+        }
+
+    records = agree(group, f"{key}/compose", part, request.prepare_timeout_s)
+    check_equal(records, _COMPOSED, request.operation)
+    return made[0]
+
+
+def _layout(problem: Problem, parts: Composition, world: int) -> WindowLayout:
+    return WindowLayout(world, parts.chunks, problem.slot_bytes)
+
+
+def _open(owner: Group, group: Group, request: Request, parts: Composition, key: str) -> Launch:
+    limit = request.prepare_timeout_s
+    layout = _layout(request.problem, parts, group.world)
+    session: Session | None = None
+    window: Window | None = None
+    try:
+        if parts.transport is not None:
+            session = parts.transport.open(
+                group, key=f"{key}/{parts.transport.name}", timeout_s=limit
+            )
+            window = session.window(layout.nbytes)
+            name = parts.transport.name
+            agree(group, f"{key}/reach", lambda: _reached(window, name), limit)
+            prove(group, session, window, layout, transport=name, key=key, timeout_s=limit)
+        return _bind(owner, group, request, parts, layout, session, window, key)
+    except BaseException:
+        if session is not None:
+            session.close()
+        raise
+
+
+def _reached(window: Window, transport: str) -> dict[str, Any]:
+    reach(window, transport)
+    return {}
+
+
+def _bind(
+    owner: Group,
+    group: Group,
+    request: Request,
+    parts: Composition,
+    layout: WindowLayout,
+    session: Session | None,
+    window: Window | None,
+    key: str,
+) -> Launch:
+    schedule = schedule_for(request, parts, group.rank, group.world)
+    programs: list[HostProgram] = []
+
+    def bind() -> dict[str, Any]:
+        programs.append(HostProgram(schedule, request.problem, parts.backend, layout, window))
+        return {}
+
+    agree(group, f"{key}/bind", bind, request.prepare_timeout_s)
+    _log.info("%s as %s: %s", key, parts.mode, "; ".join(parts.reasons))
+    library = Gloo(owner, f"{key}/gloo", request.timeout_s) if window is None else None
+    return Launch(
+        group=owner,
+        request=request.record(),
+        problem=request.problem,
+        parts=parts,
+        schedule=schedule,
+        program=programs[0],
+        layout=layout,
+        session=session,
+        window=window,
+        library=library,
+        channel=key,
+        timeout_s=request.timeout_s,
+    )

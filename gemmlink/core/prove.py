@@ -1,0 +1,116 @@
+"""Proof at set-up that a window moves bytes: every peer, first and last byte of every slot, words.
+
+A transport can succeed at everything and still move nothing (a disabled copy engine, a window that
+is a private copy). Results would then be whatever the memory held. So each rank writes a pattern
+made from a fresh number into each peer's window, and each rank checks what it received.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import torch
+
+from gemmlink.errors import Unavailable
+from gemmlink.rendezvous import agree
+from gemmlink.spec.contracts import Group, Session, Window
+from gemmlink.spec.window import WindowLayout
+
+_WORD_LIMIT_S = 5.0
+_SAMPLE = 64
+
+
+def prove(
+    group: Group,
+    session: Session,
+    window: Window,
+    layout: WindowLayout,
+    *,
+    transport: str,
+    key: str,
+    timeout_s: float,
+) -> None:
+    """Collective. Raises ``Unavailable`` on every rank if any window or word is not reached.
+
+    Leaves slots and the proof word as it found them: zero.
+    """
+    reach(window, transport)
+    nonces = agree(group, f"{key}/nonce", lambda: {"nonce": secrets.randbits(40) + 1}, timeout_s)
+    _write(window, layout, group, int(nonces[group.rank]["nonce"]))
+    session.barrier(timeout_s)
+    agree(
+        group,
+        f"{key}/proof",
+        lambda: _check(window, layout, group, [int(n["nonce"]) for n in nonces], transport),
+        timeout_s,
+    )
+    _erase(window, layout, group)
+    session.barrier(timeout_s)
+
+
+def reach(window: Window, transport: str) -> None:
+    """Raise ``Unavailable`` unless every peer has an address."""
+    for peer, address in enumerate(window.addresses):
+        if not address:
+            raise Unavailable(
+                f"transport {transport!r} must give an address for every peer's window",
+                f"{address!r} for rank {peer}",
+                "The transport reported success without reaching that peer; see its own log.",
+            )
+
+
+def _places(layout: WindowLayout, source: int) -> list[int]:
+    return [layout.slot(source), layout.slot(source) + layout.slot_bytes - _sample(layout)]
+
+
+def _pattern(nonce: int, source: int, peer: int, nbytes: int) -> torch.Tensor:
+    seed = (nonce * 1000003 + source * 1009 + peer) % (1 << 62)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def _sample(layout: WindowLayout) -> int:
+    # At most half a slot, so that the first and the last sample never overlap.
+    return min(_SAMPLE, max(layout.slot_bytes // 2, 1)) if layout.slot_bytes else 0
+
+
+def _write(window: Window, layout: WindowLayout, group: Group, nonce: int) -> None:
+    size = _sample(layout)
+    for peer in range(group.world):
+        for place in _places(layout, group.rank):
+            data = _pattern(nonce, group.rank, peer, size)
+            window.tensor(peer)[place : place + size].copy_(data)
+        window.words.set(peer, layout.single("proof", group.rank), nonce)
+
+
+def _check(
+    window: Window, layout: WindowLayout, group: Group, nonces: list[int], transport: str
+) -> dict[str, bool]:
+    size = _sample(layout)
+    for source, nonce in enumerate(nonces):
+        word = window.words.wait(layout.single("proof", source), nonce, _WORD_LIMIT_S)
+        if word != nonce:
+            raise _unmoved(transport, source, group.rank, "word", word, nonce)
+        for place in _places(layout, source):
+            want = _pattern(nonce, source, group.rank, size)
+            seen = window.tensor(group.rank)[place : place + size]
+            if not torch.equal(seen, want):
+                raise _unmoved(transport, source, group.rank, "data", seen[:4], want[:4])
+    return {"proved": True}
+
+
+def _unmoved(
+    transport: str, source: int, rank: int, what: str, seen: object, want: object
+) -> Unavailable:
+    return Unavailable(
+        f"transport {transport!r} must move bytes",
+        f"{what} from rank {source} to rank {rank} reads {seen} where {want} was stored",
+        "The transport reported success without moving data; check its library and variables.",
+    )
+
+
+def _erase(window: Window, layout: WindowLayout, group: Group) -> None:
+    for source in range(group.world):
+        for place in _places(layout, source):
+            window.tensor(group.rank)[place : place + _sample(layout)].zero_()
+        window.words.set(group.rank, layout.single("proof", source), 0)

@@ -1,0 +1,259 @@
+"""Groups: the ranks of an operation, and how they exchange records while it is being set up.
+
+``TorchGroup`` wraps a ``torch.distributed`` process group and uses only its *store*, never a
+collective: set-up cannot collide with the user's own collectives. ``SELF`` is world 1.
+``CallbackGroup`` serves MPI and other launchers through one function of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout
+from gemmlink.spec.contracts import Board, Group
+
+_STALL_S = 0.25
+
+#: Variables by which launchers announce the number of ranks.
+LAUNCHER_WORLD = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+
+
+class SelfGroup:
+    """A group of one: this process alone, whatever a launcher says."""
+
+    rank = 0
+    world = 1
+    board: Board | None = None
+
+    def all_gather(
+        self,
+        data: bytes,
+        *,
+        key: str,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """The own record."""
+        return [data]
+
+
+SELF = SelfGroup()
+
+
+class StoreBoard:
+    """Texts in a key-value store."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    # A store that does not answer (its host has died) must not hide the error that is looked for.
+
+    def post(self, key: str, data: bytes) -> None:
+        """Leave ``data`` under ``key``."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(self._prefix + key, data)
+
+    def peek(self, key: str) -> bytes | None:
+        """The data under ``key``, or None."""
+        name = self._prefix + key
+        with contextlib.suppress(RuntimeError):
+            return bytes(self._store.get(name)) if self._store.check([name]) else None
+        return None
+
+
+class TorchGroup:
+    """A ``torch.distributed`` process group, used through its store alone."""
+
+    def __init__(self, process_group: Any) -> None:
+        self.rank: int = process_group.rank()
+        self.world: int = process_group.size()
+        self._group = weakref.ref(process_group)
+        #: The group's key-value store; keys of this library start with ``key_prefix``.
+        self.store = _store_of(process_group)
+        # A store may outlive a group of the same name (re-initialisation, elastic restart): keys of
+        # an earlier life must never be read as new. Each rank counts its lives in the store.
+        life = self.store.add(f"gemmlink/life/{self.rank}", 1)
+        self.key_prefix = f"gemmlink/{life}/"
+        self.board: Board | None = StoreBoard(self.store, self.key_prefix + "board/")
+        self._stale: str | None = None
+
+    @property
+    def process_group(self) -> Any:
+        """The wrapped group. Raises ``InvalidArgument`` if it has been destroyed."""
+        group = self._group()
+        if group is None:
+            raise InvalidArgument("the process group must still exist", "one that was destroyed")
+        return group
+
+    def all_gather(
+        self,
+        data: bytes,
+        *,
+        key: str,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """Exchange through the store; see ``contracts.Group``."""
+        names = [f"{self.key_prefix}{key}/{rank}" for rank in range(self.world)]
+        deadline = time.monotonic() + timeout_s
+        try:
+            self.store.set(names[self.rank], data)
+            records = [
+                self._fetch(names, rank, key, deadline, timeout_s, on_stall)
+                for rank in range(self.world)
+            ]
+            self._forget_previous(names[self.rank])
+        except RuntimeError as error:
+            if isinstance(error, GemmlinkError):
+                raise
+            raise PeerLost(
+                f"the group's store must answer during {key}",
+                str(error).splitlines()[0],
+                "The rank that hosts it has probably died.",
+            ) from error
+        return records
+
+    def _fetch(
+        self,
+        names: list[str],
+        rank: int,
+        key: str,
+        deadline: float,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None,
+    ) -> bytes:
+        while not self._await(names[rank]):
+            if on_stall is not None:
+                on_stall()
+            if time.monotonic() > deadline:
+                absent = [r for r in range(self.world) if not self.store.check([names[r]])]
+                raise PeerTimeout(
+                    f"every rank must come to {key} within {timeout_s:g} s",
+                    f"nothing from ranks {absent} at rank {self.rank}",
+                    "Call it on every rank of the group, in the same order, or raise "
+                    "GEMMLINK_TIMEOUT_S.",
+                    operation=key,
+                    rank=self.rank,
+                    peer=absent[0] if len(absent) == 1 else -1,
+                )
+        return bytes(self.store.get(names[rank]))
+
+    def _await(self, name: str) -> bool:
+        try:
+            self.store.wait([name], timedelta(seconds=_STALL_S))
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # how stores of different kinds say "not within the limit"
+            return bool(self.store.check([name]))
+        return True
+
+    def _forget_previous(self, name: str) -> None:
+        # Whoever has all records of this exchange knows that all ranks have read the last one.
+        if self._stale is not None:
+            self.store.delete_key(self._stale)
+        self._stale = name
+
+
+class CallbackGroup:
+    """Ranks that exchange bytes through a function of the caller.
+
+    ``all_gather(data)`` gets this rank's bytes and returns the list of all ranks' bytes, in rank
+    order. It is called only during set-up, on all ranks in the same order, and must bring its own
+    limit: a callback that never returns cannot be interrupted.
+    """
+
+    board: Board | None = None
+
+    def __init__(self, rank: int, world: int, all_gather: Callable[[bytes], list[bytes]]) -> None:
+        if not 0 <= rank < world:
+            raise InvalidArgument("rank must be in 0..world-1", f"rank={rank}, world={world}")
+        self.rank = rank
+        self.world = world
+        self._exchange = all_gather
+
+    def all_gather(
+        self,
+        data: bytes,
+        *,
+        key: str,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """Call the caller's function and check what it returned."""
+        records = self._exchange(data)
+        if len(records) != self.world or records[self.rank] != data:
+            raise InvalidArgument(
+                "a group's all_gather must return every rank's bytes in rank order",
+                f"{len(records)} records for world {self.world}, own record "
+                f"{'kept' if data in records else 'missing'}",
+            )
+        return records
+
+
+_wrapped: weakref.WeakKeyDictionary[Any, TorchGroup] = weakref.WeakKeyDictionary()
+
+
+def resolve(group: Any = None, environ: Mapping[str, str] = os.environ) -> Group:
+    """The group to use: a ``Group``, a torch process group, or None for the default one.
+
+    Without an initialised default group the world is 1, unless a launcher has announced more ranks:
+    silently computing with one of them would be wrong.
+    """
+    if group is None:
+        if dist.is_available() and dist.is_initialized():
+            return _wrap(dist.group.WORLD)
+        _refuse_forgotten_init(environ)
+        return SELF
+    if isinstance(group, Group):
+        return group
+    if dist.is_available() and isinstance(group, dist.ProcessGroup):
+        return _wrap(group)
+    if dist.is_available() and group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgument("this rank must belong to the group", "a group without this rank")
+    raise InvalidArgument(
+        "group must be a torch process group, gemmlink.SELF, or an object with rank, world, board "
+        "and all_gather",
+        repr(group),
+    )
+
+
+def _wrap(process_group: Any) -> TorchGroup:
+    found = _wrapped.get(process_group)
+    if found is None:
+        found = _wrapped[process_group] = TorchGroup(process_group)
+    return found
+
+
+def _refuse_forgotten_init(environ: Mapping[str, str]) -> None:
+    for name in LAUNCHER_WORLD:
+        text = environ.get(name, "")
+        if text.isdigit() and int(text) > 1:
+            raise InvalidArgument(
+                "torch.distributed must be initialised when a launcher started several ranks",
+                f"{name}={text} and no process group",
+                "Add torch.distributed.init_process_group('gloo') (or 'nccl') before this call, or "
+                "pass group=gemmlink.SELF to compute alone on purpose.",
+            )
+
+
+def _store_of(process_group: Any) -> Any:
+    if hasattr(process_group, "get_group_store"):
+        return process_group.get_group_store()
+    from torch.distributed.distributed_c10d import _get_process_group_store
+
+    return _get_process_group_store(process_group)

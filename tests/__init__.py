@@ -1,0 +1,1 @@
+"""Tests of gemmlink, filed by what they need."""

@@ -1,0 +1,93 @@
+"""Fixtures: pools of rank processes, and settings that are the tests' own."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import gemmlink
+from gemmlink import settings
+from gemmlink.transport import atomics
+from tests.pool import RankPool
+
+#: Pools alive at a time; a pool takes a process a rank.
+_MAX_POOLS = 2
+_failed = pytest.StashKey[bool]()
+
+Ranks = Callable[[int], RankPool]
+
+
+def pytest_report_header() -> str:
+    """What is under test."""
+    return (
+        f"gemmlink {gemmlink.__version__}, torch {torch.__version__}, "
+        f"atomic words: {atomics.IMPLEMENTATION}, processors: {os.cpu_count()}"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure, for ``ranks``."""
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No variable, settings file or launcher of the person who runs the tests takes part."""
+    home = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(settings.PREFIX) or name in ("WORLD_SIZE", "RANK"):
+                patch.delenv(name)
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        yield home
+
+
+class _Pools:
+    """Pools by world; the one not used for longest is ended when there are too many."""
+
+    def __init__(self) -> None:
+        self._pools: OrderedDict[int, RankPool] = OrderedDict()
+
+    def get(self, world: int) -> RankPool:
+        pool = self._pools.pop(world, None) or RankPool(world)
+        self._pools[world] = pool
+        while len(self._pools) > _MAX_POOLS:
+            self._pools.popitem(last=False)[1].kill()
+        return pool
+
+    def kill(self) -> None:
+        for pool in self._pools.values():
+            pool.kill()
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[_Pools]:
+    pools = _Pools()
+    yield pools
+    pools.kill()
+
+
+@pytest.fixture
+def ranks(_pools: _Pools, request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """``ranks(world)`` is a pool of that many rank processes. A failed test costs its pool."""
+    used: list[RankPool] = []
+
+    def get(world: int) -> RankPool:
+        used.append(_pools.get(world))
+        return used[-1]
+
+    yield get
+    if request.node.stash.get(_failed, False):
+        for pool in used:
+            pool.kill()

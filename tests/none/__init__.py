@@ -1,0 +1,1 @@
+"""Tests that need no device and no second rank started by a launcher."""

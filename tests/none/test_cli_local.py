@@ -1,0 +1,153 @@
+"""Commands that need no ranks: help, explain, doctor, plugins; and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gemmlink import plugins
+from gemmlink.cli import main, ranks
+from gemmlink.errors import InvalidArgument
+
+KEYS = ["ok", "checked", "failed", "versions", "rows"]
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and the one object on stdout."""
+    code = main([*argv, "--json"])
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 1
+    found: dict[str, Any] = json.loads(text)
+    assert list(found) == KEYS
+    assert found["ok"] == (code == 0)
+    return code, found
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; from gemmlink.cli import main; "
+        "assert main(['--help']) == 0; assert main(['bench', '--help']) == 0; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["brew"],
+        ["bench"],
+        ["bench", "--shape", "1,2"],
+        ["bench", "--shape", "1,2,x"],
+        ["bench", "--shape", "1,2,3", "--world", "0"],
+        ["bench", "--shape", "1,2,3", "--dtype", "int8"],
+        ["bench", "--shape", "1,2,3", "--epilogue", "psh"],
+        ["bench", "--shape", "1,2,3", "--chunks", "65"],
+        ["bench", "--shape", "1,2,3", "--dtype", "fp32", "--out-dtype", "bf16"],
+        ["explain", "--shape", "1,2,3", "--rank", "2"],
+        ["conformance", "--transport", "smh"],
+    ],
+)
+def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err
+
+
+def test_an_error_with_json_is_still_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "bench", "--shape", "1,2,3", "--epilogue", "psh")
+    assert code == 2
+    assert "Did you mean 'push'?" in found["rows"][0]["reason"]
+
+
+def test_what_is_not_installed_exits_3(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, found = run_json(capsys, "bench", "--shape", "1,2,3", "--plot", "never-written.png")
+    assert code == 3
+    assert "pip install 'gemmlink[bench]'" in found["rows"][0]["reason"]
+
+
+def test_explain_prints_the_schedule_of_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["explain", "--world", "3", "--rank", "1", "--shape", "8,4,2", "--epilogue"]
+    assert main([*argv, "fused-push", "--chunks", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "mode: fused-push over shm" in text
+    assert "set arrive[1,chunk 1] = n at rank 0" in text
+    code, found = run_json(capsys, *argv, "collective")
+    assert (code, found["rows"][0]["rank"]) == (0, 1)
+
+
+def test_doctor_names_an_unknown_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMLINK_TRANSPRT", "shm")
+    code, found = run_json(capsys, "doctor")
+    assert (code, found["failed"]) == (1, 1)
+    row = next(row for row in found["rows"] if row["fails"])
+    assert row["name"] == "GEMMLINK_TRANSPRT"
+    assert "GEMMLINK_TRANSPORT" in row["value"]
+
+
+def test_doctor_names_a_bad_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMLINK_CHUNKS", "99")
+    assert main(["doctor"]) == 1
+    assert "BAD  settings" in capsys.readouterr().out
+
+
+def test_doctor_is_content_here(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "doctor")
+    assert code == 0
+    names = {row["name"] for row in found["rows"]}
+    assert {"cores", "atomics in use", "/dev/shm free", "transport shm", "settings file"} <= names
+
+
+def test_plugins_lists_what_loads_and_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = plugins.Entry("absent", "no_such_module:X", "backend", "pip install no-such-module")
+    plugins.register(absent)
+    try:
+        code, found = run_json(capsys, "plugins")
+    finally:
+        plugins.unregister("absent")
+    rows = {row["name"]: row for row in found["rows"]}
+    assert code == 0
+    assert rows["push"]["ok"]
+    assert not rows["absent"]["ok"]
+    assert "pip install no-such-module" in rows["absent"]["reason"]
+
+
+def test_a_broken_plugin_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "failures", lambda: {"theirs": ImportError("no such thing")})
+    code, found = run_json(capsys, "plugins")
+    assert (code, found["failed"]) == (1, 1)
+    assert main(["doctor"]) == 0  # it reports, and judges settings only
+
+
+def test_world_under_a_launcher_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks.world_for(None, 2) == 2
+    assert ranks.world_for(3, 2) == 3
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert ranks.world_for(None, 2) == 4
+    with pytest.raises(InvalidArgument, match="--world 3 with WORLD_SIZE=4"):
+        ranks.world_for(3, 2)
+
+
+def test_only_rank_0_of_a_launcher_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["plugins"]) == 0
+    assert capsys.readouterr().out == ""

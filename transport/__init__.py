@@ -1,0 +1,15 @@
+"""The transport layer: memory that peers can reach, and words that announce what lies in it.
+
+    atomics     load, store and wait on one 64-bit word of shared memory (imports nothing of ours)
+    _atomics    the same three in C; built when a compiler is present
+    segments    memory of one process that others on the same host can map
+    shm         the transport over them (imports atomics and segments)
+
+Import direction: a transport imports `gemmlink.spec`, `gemmlink.errors` and `gemmlink.rendezvous`,
+and never a backend or an epilogue.
+"""
+
+if __name__ != "gemmlink.transport":
+    raise ImportError(
+        f"import gemmlink.transport, not {__name__}: two names would make two copies of every class"
+    )

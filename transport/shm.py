@@ -1,0 +1,181 @@
+"""Transport ``shm``: CPU ranks on one host, through POSIX shared memory.
+
+Each rank owns one segment per window; every rank maps all of them. Words are aligned 64-bit cells
+in the segments, read and written by real atomic instructions (``transport.atomics``). Names are
+removed as soon as all ranks have mapped a segment, so a killed job leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemmlink.errors import PeerTimeout, Unavailable, Unsupported
+from gemmlink.rendezvous import agree
+from gemmlink.spec.contracts import INTERFACE, Capabilities, Group, Lane
+from gemmlink.transport import atomics, segments
+
+_LINE = 64
+
+
+class SharedMemory:
+    """See the module's docstring."""
+
+    name = "shm"
+    interface = INTERFACE
+
+    def probe(self) -> Capabilities:
+        """Needs Linux and an implementation of atomic words."""
+        if not sys.platform.startswith("linux"):
+            raise Unavailable("transport 'shm' needs Linux", platform.system())
+        return Capabilities(
+            memory=("cpu",),
+            host_words=True,
+            host_data=True,
+            details={
+                "atomics": atomics.IMPLEMENTATION,
+                "/dev/shm free": f"{segments.shm_free() >> 20} MiB",
+                "memory free": f"{segments.memory_free() >> 20} MiB",
+            },
+        )
+
+    def open(self, group: Group, *, key: str, timeout_s: float) -> ShmSession:
+        """Collective; checks first that all ranks share a host."""
+        places = agree(group, f"{key}/host", _place, timeout_s)
+        for rank, place in enumerate(places):
+            if place["boot"] != places[0]["boot"]:
+                raise Unsupported(
+                    "transport 'shm' needs all ranks on one host",
+                    f"rank 0 on {places[0]['host']} and rank {rank} on {place['host']}",
+                    "Use epilogue='collective', or a group of ranks on one host.",
+                )
+        return ShmSession(group, key, timeout_s)
+
+
+class ShmSession:
+    """An open ``shm`` transport; makes windows whose segments all ranks map."""
+
+    def __init__(self, group: Group, key: str, timeout_s: float) -> None:
+        self.rank = group.rank
+        self.world = group.world
+        self._group = group
+        self._key = key
+        self._timeout_s = timeout_s
+        self._windows: list[ShmWindow] = []
+        self._made = 0
+        self._barriers = 0
+        self._control = self.window(self.world * _LINE)
+
+    def window(self, nbytes: int) -> ShmWindow:
+        """Collective; see ``contracts.Session``."""
+        self._made += 1
+        window = ShmWindow(self._group, f"{self._key}/window{self._made}", nbytes, self._timeout_s)
+        self._windows.append(window)
+        return window
+
+    def barrier(self, timeout_s: float) -> None:
+        """Collective; set the own word at every peer, then wait for every peer's word."""
+        self._barriers += 1
+        words = self._control.words
+        for peer in range(self.world):
+            words.set(peer, self.rank * _LINE, self._barriers)
+        deadline = time.monotonic() + timeout_s
+        for peer in range(self.world):
+            left = max(0.0, deadline - time.monotonic())
+            seen = words.wait(peer * _LINE, self._barriers, left)
+            if seen < self._barriers:
+                raise PeerTimeout(
+                    f"every rank must come to barrier {self._barriers} within {timeout_s:g} s",
+                    f"nothing from rank {peer} at rank {self.rank}",
+                    operation="barrier",
+                    epoch=self._barriers,
+                    rank=self.rank,
+                    peer=peer,
+                    word=f"barrier[{peer}]",
+                    seen=seen,
+                    wanted=self._barriers,
+                )
+
+    def close(self) -> None:
+        """Local; peers keep their own mappings."""
+        for window in self._windows:
+            window.free()
+        self._windows.clear()
+
+
+class ShmWindow:
+    """One segment a rank, all of them mapped here."""
+
+    def __init__(self, group: Group, key: str, nbytes: int, timeout_s: float) -> None:
+        self.nbytes = nbytes
+        self._tensors: list[torch.Tensor] = []
+        self._segment: segments.Segment | None = None
+        try:
+            records = agree(group, f"{key}/create", lambda: self._create(nbytes), timeout_s)
+            agree(group, f"{key}/map", lambda: self._map(records, group.rank), timeout_s)
+        except BaseException:
+            self.free()
+            raise
+        finally:
+            if self._segment is not None:
+                self._segment.close()
+        self.addresses: Sequence[int | None] = [tensor.data_ptr() for tensor in self._tensors]
+        self.words = ShmWords(self._tensors, group.rank)
+
+    def _create(self, nbytes: int) -> dict[str, Any]:
+        self._segment = segments.create(nbytes)
+        return self._segment.record()
+
+    def _map(self, records: list[dict[str, Any]], rank: int) -> dict[str, Any]:
+        assert self._segment is not None, "agree returned without a segment"
+        for peer, record in enumerate(records):
+            mapped = self._segment.map() if peer == rank else segments.attach(record, peer)
+            # The tensor keeps the mapping alive, and with it every view that a caller still holds.
+            self._tensors.append(torch.frombuffer(mapped, dtype=torch.uint8))
+        return {}
+
+    def tensor(self, peer: int) -> torch.Tensor:
+        """All bytes of ``peer``'s segment."""
+        return self._tensors[peer]
+
+    def lane(self, peer: int, index: int) -> Lane:
+        """``shm`` has no copy engine."""
+        raise Unsupported("transport 'shm' has no lanes", f"lane {index} to rank {peer}")
+
+    def free(self) -> None:
+        """Drop the mappings; memory goes when the last view of it does."""
+        self._tensors = []
+        self.addresses = []
+
+
+class ShmWords:
+    """Words at fixed addresses, through ``transport.atomics``."""
+
+    def __init__(self, tensors: list[torch.Tensor], rank: int) -> None:
+        self._mapped = tensors  # a word must never be touched after its memory has been unmapped
+        self._bases = [tensor.data_ptr() for tensor in tensors]
+        self._own = self._bases[rank]
+
+    def set(self, peer: int, offset: int, value: int) -> None:
+        """Release store; see ``contracts.Words``."""
+        atomics.store(self._bases[peer] + offset, value)
+
+    def read(self, offset: int) -> int:
+        """Acquire load."""
+        return atomics.load(self._own + offset)
+
+    def wait(self, offset: int, at_least: int, timeout_s: float) -> int:
+        """Bounded wait that yields the processor."""
+        return atomics.wait(self._own + offset, at_least, int(timeout_s * 1e9))
+
+
+def _place() -> dict[str, Any]:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return {"boot": file.read().strip(), "host": f"{socket.gethostname()} (pid {os.getpid()})"}

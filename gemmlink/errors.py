@@ -6,6 +6,8 @@ do about it. Exceptions that concern a call name the operation, the rank and the
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GemmlinkError(Exception):
     """Base of all errors of this library.
@@ -22,8 +24,8 @@ class GemmlinkError(Exception):
         self.fix = fix
         super().__init__(self._text())
 
-    def __reduce__(self) -> tuple[type[GemmlinkError], tuple[str, str, str]]:
-        return (type(self), (self.rule, self.came, self.fix))
+    def __reduce__(self) -> tuple[type[GemmlinkError], tuple[str, str, str], dict[str, Any]]:
+        return (type(self), (self.rule, self.came, self.fix), vars(self))
 
     def _text(self) -> str:
         text = f"{self.rule}; got {self.came}" if self.came else self.rule

@@ -111,13 +111,18 @@ class _Registry:
 
     def adopt(self, plugin: Any, name: str, origin: str) -> None:
         """Validate a hook-implementing plugin against the specifications and take its entries."""
-        self.manager.register(plugin, name)
+        try:
+            self.manager.register(plugin, name)
+        except ValueError as error:
+            raise InvalidArgument(
+                "a plugin must be registered once, under a name of its own", f"{name!r} again"
+            ) from error
         try:
             entries = self._entries_of(plugin)
             for entry in entries:
                 self.check(entry, origin)
         except Exception:
-            self.manager.unregister(plugin)
+            self.manager.unregister(name=name)
             raise
         for entry in entries:
             self.add(entry, origin)
@@ -194,6 +199,7 @@ def register(plugin: Any) -> None:
             table.add(plugin, "register")
         elif _kind_of(plugin) is not None:
             kind = str(_kind_of(plugin))
+            _conforming(plugin, kind, repr(plugin))
             table.add(Entry(plugin.name, f"{type(plugin).__module__}:object", kind), "register")
             table.objects[kind, plugin.name] = plugin
         else:
@@ -304,6 +310,12 @@ def _kind_of(candidate: Any) -> str | None:
 
 def _conforming(candidate: Any, kind: str, what: str) -> Strategy:
     contract = KINDS[kind]
+    if isinstance(candidate, type):  # which has the members of its objects, unbound
+        raise InvalidArgument(
+            f"a {kind} must be an object",
+            what,
+            f"Pass {candidate.__name__}() in place of the class.",
+        )
     if not isinstance(candidate, contract):
         wanted = sorted(n for n in _members(contract) if not hasattr(candidate, n))
         raise InvalidArgument(

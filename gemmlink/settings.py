@@ -160,8 +160,10 @@ def unknown_names(environ: Mapping[str, str] = os.environ) -> dict[str, str | No
     found: dict[str, str | None] = {}
     for name in sorted(environ):
         if name.startswith(PREFIX) and not name.startswith(_PLUGIN_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            found[name] = near[0] if near else None
+            # Without the prefix, which would make every name look like every other.
+            ends = [other.removeprefix(PREFIX) for other in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.5)
+            found[name] = PREFIX + near[0] if near else None
     return found
 
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -20,6 +21,10 @@ _MAX_POOLS = 2
 _failed = pytest.StashKey[bool]()
 
 Ranks = Callable[[int], RankPool]
+
+# An example may take long when the machine is busy; that says nothing about the code.
+hypothesis.settings.register_profile("gemmlink", deadline=None)
+hypothesis.settings.load_profile("gemmlink")
 
 
 def pytest_report_header() -> str:

@@ -69,6 +69,8 @@ def verdict(rows: Sequence[Row], cores: int) -> str:
     if best is None:
         return "Verdict: no mode gave a right result, so there is nothing to compare."
     sentences = ["Verdict:", *_against_unfused(best, rows), *_where_time_goes(best)]
+    if best.spread is None:
+        sentences.append("One round says nothing about noise.")
     if cores < best.world:
         sentences.append(
             f"{best.world} ranks share {cores} cores here, and moving is work for the same cores "

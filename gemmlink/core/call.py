@@ -140,6 +140,12 @@ class Call:
         launch, words = self.launch, self.launch.words
         assert words is not None, "entering without a window"
         rank = launch.group.rank
+        # The record of call n-2 is overwritten: nobody may still read it. After a call that was
+        # completed this holds already; a refused one is left without waiting for anybody.
+        for peer in range(launch.group.world):
+            if peer != rank:
+                offset = launch.layout.single("enter", peer)
+                self.wait(Word("enter", peer), offset, self.epoch - 1)
         base = launch.layout.record(rank, self.epoch)
         record = (self.epoch, self.a.shape[0], self._fingerprint)
         for peer in range(launch.group.world):

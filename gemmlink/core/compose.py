@@ -184,7 +184,8 @@ def _transport(
 
 def _chunks(problem: Problem, choice: Choice, fused: bool, reasons: list[str]) -> int:
     if choice.chunks is not None:
-        if not 1 <= choice.chunks <= MAX_CHUNKS:
+        # True is an int too, and no number of chunks.
+        if type(choice.chunks) is not int or not 1 <= choice.chunks <= MAX_CHUNKS:
             raise InvalidArgument(
                 f"chunks must be a whole number from 1 to {MAX_CHUNKS}", repr(choice.chunks)
             )

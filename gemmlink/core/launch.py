@@ -175,7 +175,12 @@ class Launch:
             self._leave()
 
     def _leave(self) -> None:
-        """Tell the peers that this rank reads nothing of the current call any more."""
+        """Tell the peers that this rank reads nothing of the current call any more.
+
+        It may not even have entered: its peers must not wait for that before they enter the next.
+        """
         if self.words is not None:
             for peer in range(self.group.world):
-                self.words.set(peer, self.layout.single("free", self.group.rank), self.epoch)
+                for kind in ("free", "enter"):
+                    offset = self.layout.single(kind, self.group.rank)
+                    self.words.set(peer, offset, self.epoch)

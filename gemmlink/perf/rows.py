@@ -18,7 +18,7 @@ class Row:
 
     m is rows per rank. ``ratio_unfused`` is ``us / unfused_us`` (below 1: faster than unfused),
     ``ratio_bound`` is ``us / bound_us``; ``spread`` is the distance between the
-    quartiles of the rounds, as a share of ``us``. ``backend`` of
+    quartiles of the rounds, as a share of ``us`` (None for one round). ``backend`` of
     ``unfused`` and ``gemm-only`` is the spelling that was fastest. ``reason`` says why not ``ok``.
     """
 
@@ -93,7 +93,7 @@ def _merge(ranks: Sequence[Measured]) -> _Merged:
     return _Merged(
         measured=first,
         us=middle if first.reason is None else None,
-        spread=_quartile_distance(rounds) / middle if middle else None,
+        spread=_quartile_distance(rounds) / middle if middle and len(rounds) > 1 else None,
         rel_l2=max(errors) if finite else None,
         exact=all(rank.exact for rank in ranks),
         ok=all(rank.reason is None for rank in ranks),
@@ -101,8 +101,6 @@ def _merge(ranks: Sequence[Measured]) -> _Merged:
 
 
 def _quartile_distance(rounds: Sequence[float]) -> float:
-    if len(rounds) < 2:
-        return 0.0
     low, _, high = statistics.quantiles(rounds, n=4, method="inclusive")
     return high - low
 

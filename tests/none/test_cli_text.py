@@ -131,6 +131,12 @@ def test_verdict_within_the_noise_is_a_tie() -> None:
     assert "that is a tie" in " ".join(demo.verdict(rows_of(run), cores=1).split())
 
 
+def test_one_round_has_no_spread_and_the_verdict_says_so() -> None:
+    run = [replace(each, rounds_us=each.rounds_us[:1]) for each in a_run()]
+    assert all(row.spread is None for row in rows_of(run))
+    assert "nothing about noise" in " ".join(demo.verdict(rows_of(run), cores=1).split())
+
+
 def test_verdict_without_a_right_mode_compares_nothing() -> None:
     assert "no mode gave a right result" in demo.verdict(rows_of(a_run()[:5]), cores=1)
 

@@ -1,0 +1,174 @@
+"""Backend ``eager``: the contract of ``Backend.multiply`` on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmlink.backends import eager
+from gemmlink.backends.eager import Eager
+from tests.refs import assert_equal, product, relative_error, whole
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+PAIRS = [(F32, F32), (BF16, BF16), (BF16, F32), (F16, F16), (F16, F32)]
+NAN = float("nan")
+
+each_pair = pytest.mark.parametrize(("dtype", "out_dtype"), PAIRS)
+
+
+def _multiplied(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """Into the middle of a block of NaN, as into a window; nothing beside may change."""
+    m, n = a.shape[0], b.shape[0]
+    around = torch.full((m + 2, n + 3), NAN, dtype=out_dtype)
+    out = around[1 : 1 + m, 2 : 2 + n]
+    Eager().multiply(a, b, out)
+    assert int(around.isnan().sum()) == around.numel() - m * n, "NaN in the result, or wrote beside"
+    return out.clone()
+
+
+@each_pair
+@given(m=st.integers(0, 9), n=st.integers(0, 9), k=st.integers(0, 64), seed=st.integers(0, 99))
+def test_exact_for_all_small_sizes(
+    dtype: torch.dtype, out_dtype: torch.dtype, m: int, n: int, k: int, seed: int
+) -> None:
+    a, b = whole(seed, m, k, dtype), whole(seed + 100, n, k, dtype)
+    assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), f"{(m, n, k)}")
+
+
+def _plain(values: torch.Tensor) -> torch.Tensor:
+    return values.clone()
+
+
+def _transposed(values: torch.Tensor) -> torch.Tensor:
+    return values.T.contiguous().T
+
+
+def _sliced(values: torch.Tensor) -> torch.Tensor:
+    around = torch.full((2 * len(values) + 1, 3 * values.shape[1] + 2), NAN, dtype=values.dtype)
+    inside = around[1::2, 2 : 2 + 3 * values.shape[1] : 3][: len(values)]
+    inside.copy_(values)
+    return inside
+
+
+def _unaligned(values: torch.Tensor) -> torch.Tensor:
+    around = torch.full((values.numel() + 1,), NAN, dtype=values.dtype)
+    around[1:] = values.flatten()
+    return around[1:].view(values.shape)
+
+
+def _one_row(values: torch.Tensor) -> torch.Tensor:
+    return values[:1].expand(values.shape)
+
+
+def _one_column(values: torch.Tensor) -> torch.Tensor:
+    return values[:, :1].expand(values.shape)
+
+
+def _one_value(values: torch.Tensor) -> torch.Tensor:
+    return values[:1, :1].expand(values.shape)
+
+
+STRIDES = [_plain, _transposed, _sliced, _unaligned, _one_row, _one_column, _one_value]
+
+
+@each_pair
+@pytest.mark.parametrize("stride_b", STRIDES)
+@pytest.mark.parametrize("stride_a", STRIDES)
+def test_exact_for_all_strides(
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    stride_a: Callable[[torch.Tensor], torch.Tensor],
+    stride_b: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Around sliced inputs lies NaN, so that one element read past an edge shows."""
+    a, b = stride_a(whole(1, 5, 33, dtype)), stride_b(whole(2, 7, 33, dtype))
+    before = a.clone(), b.clone()
+    assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), "strided")
+    assert torch.equal(a, before[0]), "a was changed"
+    assert torch.equal(b, before[1]), "b was changed"
+
+
+@each_pair
+@pytest.mark.parametrize("poison", [NAN, 7.0, -0.0])
+def test_a_product_over_nothing_is_positive_zero(
+    dtype: torch.dtype, out_dtype: torch.dtype, poison: float
+) -> None:
+    out = torch.full((3, 4), poison, dtype=out_dtype)
+    Eager().multiply(torch.empty(3, 0, dtype=dtype), torch.empty(4, 0, dtype=dtype), out)
+    assert_equal(out, torch.zeros(3, 4, dtype=out_dtype), "K=0")
+    assert not out.signbit().any()
+
+
+@each_pair
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 4, 8), (3, 0, 8), (0, 0, 8), (0, 4, 0)])
+def test_an_empty_result_is_no_error(
+    dtype: torch.dtype, out_dtype: torch.dtype, m: int, n: int, k: int
+) -> None:
+    out = torch.empty(m, n, dtype=out_dtype)
+    Eager().multiply(torch.empty(m, k, dtype=dtype), torch.empty(n, k, dtype=dtype), out)
+    assert out.shape == (m, n)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+def test_long_sums_keep_float32_accuracy(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(32, 7168, generator=generator).to(dtype)
+    b = torch.randn(300, 7168, generator=generator).to(dtype)
+    assert relative_error(_multiplied(a, b, F32), a.double() @ b.double().T) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "half_ulp"), [(BF16, 2.0**-9), (F16, 2.0**-12)])
+def test_a_16_bit_result_is_rounded_once(dtype: torch.dtype, half_ulp: float) -> None:
+    """Half a unit in the last place, and float32's own error on top."""
+    generator = torch.Generator().manual_seed(2)
+    a = torch.randn(16, 1000, generator=generator).to(dtype)
+    b = torch.randn(40, 1000, generator=generator).to(dtype)
+    want = a.double() @ b.double().T
+    magnitude = a.double().abs() @ b.double().abs().T
+    error = (_multiplied(a, b, dtype).double() - want).abs()
+    assert bool((error <= 2 * half_ulp * want.abs() + 1000 * 2.0**-24 * magnitude).all())
+
+
+def test_infinities_and_nan_are_kept() -> None:
+    a, b = whole(1, 3, 4, BF16), torch.ones(5, 4, dtype=BF16)
+    a[1, 2] = float("inf")
+    a[2, 0] = NAN
+    out = torch.empty(3, 5)
+    Eager().multiply(a, b, out)
+    assert bool(out[0].isfinite().all())
+    assert bool((out[1] == float("inf")).all())
+    assert bool(out[2].isnan().all())
+
+
+@pytest.mark.parametrize("k", [1, 1000, (2 << 20) // 4, (2 << 20)])
+def test_b_is_widened_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Never a float32 copy of all weights; one row at least, however long it is."""
+    sizes = []
+    real = torch.empty
+
+    def empty(*size: int) -> torch.Tensor:
+        made = real(*size)
+        sizes.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    out = real(1, 5)
+    a, b = torch.ones(1, k, dtype=BF16), torch.ones(5, k, dtype=BF16)
+    Eager().multiply(a, b, out)
+    assert out.tolist() == [[float(k)] * 5]
+    assert sizes, "no scratch was taken"
+    assert max(sizes) <= max(2 << 20, 4 * k)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_blocks_of_any_number_of_rows_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    a, b = whole(1, 4, 32, BF16), whole(2, 7, 32, BF16)
+    monkeypatch.setattr(eager, "_SCRATCH_BYTES", rows * 4 * 32)
+    for out_dtype in (BF16, F32):
+        assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), f"{rows} rows")

@@ -3,6 +3,9 @@
 | module | epilogue |
 | --- | --- |
 | ``push`` | stores into every rank's window, fused with the product or after it |
+| ``pull`` | every rank loads from the others' slots |
+| ``lanes`` | copy engines carry the own slot to the peers |
+| ``common`` | the gate, the announcements, the two ends of a call |
 | ``collective`` | the communication library, after the product |
 
 An epilogue imports ``gemmlink.spec`` only: it returns a schedule, which is data, and never touches

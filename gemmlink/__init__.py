@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from gemmlink.plugins import Entry as Entry
     from gemmlink.plugins import register as register
     from gemmlink.plugins import unregister as unregister
+    from gemmlink.threads import ThreadGroup as ThreadGroup
+    from gemmlink.threads import thread_groups as thread_groups
 
 _PUBLIC = {
     "gemm_all_gather": "api",
@@ -49,6 +51,8 @@ _PUBLIC = {
     "GemmAllGather": "operators",
     "SELF": "groups",
     "CallbackGroup": "groups",
+    "ThreadGroup": "threads",
+    "thread_groups": "threads",
     "Entry": "plugins",
     "register": "plugins",
     "unregister": "plugins",

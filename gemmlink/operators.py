@@ -8,6 +8,7 @@ shared windows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +41,15 @@ class GemmAllGather:
             that fulfils ``gemmlink.spec.contracts.Group``.
         transport, epilogue, backend: a name, an object, ``"module:attribute"`` or ``"auto"``.
         chunks: chunks per rank's product, or None to let the library decide.
+        lanes: lanes to each peer, for the epilogue ``lanes``.
+        buffers: 1, or 2 slots used in turn: twice the memory, and a rank that is ahead need not
+            wait until its peers have finished reading their last results.
+        result: ``"copy"``: the caller's own memory. ``"view"``: the own window, without a copy;
+            valid until this rank's next call begins, and not to be written to. A view needs M equal
+            on all ranks, or ``rows=``.
+        completion: ``"receive"``: a call ends when all results are here. ``"receive_and_send"``:
+            and when no peer or copy engine still reads what this rank sends, so that a view may be
+            written to.
         timeout_s: limit of each call in seconds; five times as much for ``prepare``.
 
     Arguments left out come from ``GEMMLINK_*`` variables, then from the settings file.
@@ -62,10 +72,22 @@ class GemmAllGather:
         epilogue: Any = "auto",
         backend: Any = "auto",
         chunks: int | None = None,
+        lanes: int | None = None,
+        buffers: int = 1,
+        result: str = "copy",
+        completion: str = "receive",
         timeout_s: float | None = None,
     ) -> None:
         self._settings = settings_module.current()
-        self._choice = choose(self._settings, transport, epilogue, backend, chunks)
+        choice = choose(self._settings, transport, epilogue, backend, chunks)
+        self._choice = replace(
+            choice,
+            lanes=choice.lanes if lanes is None else lanes,
+            buffers=buffers,
+            view=one_of("result", result, ("copy", "view")) == "view",
+            send_complete=one_of("completion", completion, ("receive", "receive_and_send"))
+            == "receive_and_send",
+        )
         self.group = groups.resolve(group)
         self._problem = Problem(n, k, max_m, dtype, out_dtype or dtype, torch.device(device))
         self._timeout_s = self._settings.timeout_s if timeout_s is None else timeout_s
@@ -138,8 +160,9 @@ class GemmAllGather:
     ) -> torch.Tensor:
         """One call under ``ticket``. Raises ``Outgrown`` on every rank if an M is too large."""
         assert self._launch is not None, "run before prepare"
+        view = self._launch.schedule.plan.view
         problems = check_arguments(
-            self._launch.problem, self.group.world, a, b, out, rows, self.group.rank
+            self._launch.problem, self.group.world, a, b, out, rows, self.group.rank, view
         )
         return self._launch.call(a, b, out, rows, ticket, problems, self._settings.debug)
 
@@ -161,6 +184,16 @@ class GemmAllGather:
         self._refuse_if_closed()
         if self._launch is not None:
             self._launch.refuse_if_unusable()
+
+    def reset(self, timeout_s: float | None = None) -> None:
+        """Collective: make the operation usable again after ``PeerTimeout``, ``PeerLost`` and such.
+
+        Every rank of the group must come within ``timeout_s`` (default: the limit of a call); a
+        rank that has died cannot, and then only ``close`` and a new group help. Raises
+        ``PeerTimeout`` naming the ranks that have not come; may be tried again.
+        """
+        self._refuse_if_closed()
+        self.launch.reset(self._timeout_s if timeout_s is None else timeout_s)
 
     def supports(self) -> str | None:
         """None if the arguments can be served by the parts asked for, else the reason. Local."""
@@ -223,6 +256,13 @@ class GemmAllGather:
             )
 
 
+def one_of(name: str, value: str, good: tuple[str, ...]) -> str:
+    """``value`` if it is one of ``good``, else ``InvalidArgument``."""
+    if value not in good:
+        raise InvalidArgument(f"{name} must be {' or '.join(map(repr, good))}", repr(value))
+    return value
+
+
 def choose(
     settings: Settings, transport: Any, epilogue: Any, backend: Any, chunks: int | None
 ) -> Choice:
@@ -232,6 +272,7 @@ def choose(
         epilogue=settings.epilogue if epilogue == "auto" else epilogue,
         backend=settings.backend if backend == "auto" else backend,
         chunks=settings.chunks if chunks is None else chunks,
+        lanes=settings.lanes,
     )
 
 
@@ -243,13 +284,16 @@ def check_arguments(
     out: torch.Tensor | None,
     rows: Sequence[int] | None,
     rank: int,
+    view: bool,
 ) -> InvalidArgument | Unsupported | None:
     """The first thing that is wrong with the arguments of one call, or None. Local."""
     try:
-        _check_input("a", a, ("M", problem.k), problem)
-        _check_input("b", b, (problem.n, problem.k), problem)
+        _check_input("a", a, None, problem)
+        _check_input("b", b, problem.n, problem)
         if out is not None:
             _check_out(out, problem)
+        if view and out is not None:
+            raise InvalidArgument("out is for result='copy'", "out with result='view'")
         if rows is not None:
             _check_rows(rows, world, rank, a.shape[0])
         if rows is not None and out is not None and out.shape[0] != sum(rows):
@@ -259,28 +303,38 @@ def check_arguments(
     return None
 
 
-def _check_input(
-    name: str, tensor: torch.Tensor, shape: tuple[int | str, int], problem: Problem
-) -> None:
-    want = f"{name} must be a {dtype_name(problem.dtype)} tensor of shape ({shape[0]}, {shape[1]})"
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(want, type(tensor).__name__)
-    fits = tensor.dim() == 2 and tensor.shape[1] == shape[1]
-    if not fits or (shape[0] != "M" and tensor.shape[0] != shape[0]):
-        raise InvalidArgument(want, f"shape {tuple(tensor.shape)}")
-    if tensor.dtype != problem.dtype:
-        raise InvalidArgument(want, dtype_name(tensor.dtype), f"Convert {name} first.")
-    if tensor.device.type != problem.device.type or tensor.layout != torch.strided:
-        raise InvalidArgument(
-            f"{name} must be a dense tensor on {problem.device}",
-            f"{tensor.layout} on {tensor.device}",
-        )
+def _check_input(name: str, tensor: torch.Tensor, rows: int | None, problem: Problem) -> None:
+    fits = (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dim() == 2
+        and tensor.shape[1] == problem.k
+        and (rows is None or tensor.shape[0] == rows)
+        and tensor.dtype == problem.dtype
+        and tensor.device.type == problem.device.type
+        and tensor.layout == torch.strided
+    )
+    if not fits:
+        raise _unfit(name, tensor, rows, problem)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise Unsupported(
             "gradients do not pass through this operation",
             f"{name} with requires_grad",
             "Call it under torch.no_grad(), or detach the tensor.",
         )
+
+
+def _unfit(name: str, tensor: torch.Tensor, rows: int | None, problem: Problem) -> InvalidArgument:
+    shape = f"({'M' if rows is None else rows}, {problem.k})"
+    want = f"{name} must be a {dtype_name(problem.dtype)} tensor of shape {shape}"
+    if not isinstance(tensor, torch.Tensor):
+        return InvalidArgument(want, type(tensor).__name__)
+    if tensor.dim() != 2 or tensor.shape[1] != problem.k or rows not in (None, tensor.shape[0]):
+        return InvalidArgument(want, f"shape {tuple(tensor.shape)}")
+    if tensor.dtype != problem.dtype:
+        return InvalidArgument(want, dtype_name(tensor.dtype), f"Convert {name} first.")
+    return InvalidArgument(
+        f"{name} must be a dense tensor on {problem.device}", f"{tensor.layout} on {tensor.device}"
+    )
 
 
 def _check_out(out: torch.Tensor, problem: Problem) -> None:
@@ -296,6 +350,8 @@ def _check_out(out: torch.Tensor, problem: Problem) -> None:
 
 
 def _check_rows(rows: Sequence[int], world: int, rank: int, mine: int) -> None:
+    if not isinstance(rows, Sequence) or not all(type(count) is int for count in rows):
+        raise InvalidArgument("rows must be a list of whole numbers", repr(rows))
     if len(rows) != world or any(count < 0 for count in rows):
         raise InvalidArgument(f"rows must hold M of each of the {world} ranks", f"{list(rows)}")
     if rows[rank] != mine:

@@ -73,6 +73,8 @@ class Hooks:
 BUILT_IN = (
     Entry("shm", "gemmlink.transport.shm:SharedMemory", "transport"),
     Entry("push", "gemmlink.epilogues.push:Push", "epilogue"),
+    Entry("pull", "gemmlink.epilogues.pull:Pull", "epilogue"),
+    Entry("lanes", "gemmlink.epilogues.lanes:Lanes", "epilogue"),
     Entry("collective", "gemmlink.epilogues.collective:LibraryCollective", "epilogue"),
     Entry("eager", "gemmlink.backends.eager:Eager", "backend"),
 )

@@ -1,4 +1,4 @@
-"""Inputs and references: whole numbers, so that every product is exact and equality is fair.
+"""Modes, inputs and references: whole numbers, so that every product is exact, equality is fair.
 
 Entries are -2..2. A sum of K <= 64 products is then a whole number of at most 256 in size, which
 float32, float16 and bfloat16 all hold exactly, in whatever order it is added up.
@@ -9,6 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
+#: The modes that move data through windows, and all modes.
+WINDOW_MODES = (
+    "fused-push",
+    "split-push",
+    "fused-pull",
+    "split-pull",
+    "fused-lanes",
+    "split-lanes",
+)
+MODES = (*WINDOW_MODES, "collective")
+#: Every epilogue once, for tests of what does not depend on the form.
+FEW_MODES = ("fused-push", "split-pull", "fused-lanes", "collective")
 
 #: Largest K for which every output dtype is exact.
 EXACT_K = 64

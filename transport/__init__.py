@@ -3,7 +3,10 @@
     atomics     load, store and wait on one 64-bit word of shared memory (imports nothing of ours)
     _atomics    the same three in C; built when a compiler is present
     segments    memory of one process that others on the same host can map
-    shm         the transport over them (imports atomics and segments)
+    joined      one address range over two segments, for slots that all ranks share
+    cpu_lanes   worker threads that play the copy engine
+    liveness    whether a peer's process still exists
+    shm         the transport over them (imports all of these)
 
 Import direction: a transport imports `gemmlink.spec`, `gemmlink.errors` and `gemmlink.rendezvous`,
 and never a backend or an epilogue.

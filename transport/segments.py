@@ -79,13 +79,22 @@ def attach(record: dict[str, Any], rank: int) -> mmap.mmap:
 
     Raises ``Unsupported`` when this process cannot see it: another host, container or user.
     """
+    fd = open_peer(record, rank)
+    try:
+        return mmap.mmap(fd, record["nbytes"])
+    finally:
+        os.close(fd)
+
+
+def open_peer(record: dict[str, Any], rank: int) -> int:
+    """Open the segment that ``record`` of rank ``rank`` describes; the caller closes it.
+
+    Raises ``Unsupported`` as ``attach`` does.
+    """
     for path in (record["path"], f"/proc/{record['pid']}/fd/{record['fd']}"):
         fd = _open_same(path, record["inode"])
         if fd is not None:
-            try:
-                return mmap.mmap(fd, record["nbytes"])
-            finally:
-                os.close(fd)
+            return fd
     raise Unsupported(
         "transport 'shm' needs ranks that see each other's /dev/shm or /proc",
         f"rank {rank} (pid {record['pid']}), whose segment pid {os.getpid()} cannot open",

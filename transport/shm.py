@@ -19,8 +19,11 @@ import torch
 
 from gemmlink.errors import PeerTimeout, Unavailable, Unsupported
 from gemmlink.rendezvous import agree
-from gemmlink.spec.contracts import INTERFACE, Capabilities, Group, Lane
+from gemmlink.spec.contracts import INTERFACE, Capabilities, Group
 from gemmlink.transport import atomics, segments
+from gemmlink.transport.cpu_lanes import CpuLane
+from gemmlink.transport.joined import joined
+from gemmlink.transport.liveness import Watch, process
 
 _LINE = 64
 
@@ -39,6 +42,8 @@ class SharedMemory:
             memory=("cpu",),
             host_words=True,
             host_data=True,
+            lanes=("in_order",),
+            common=True,
             details={
                 "atomics": atomics.IMPLEMENTATION,
                 "/dev/shm free": f"{segments.shm_free() >> 20} MiB",
@@ -48,7 +53,7 @@ class SharedMemory:
 
     def open(self, group: Group, *, key: str, timeout_s: float) -> ShmSession:
         """Collective; checks first that all ranks share a host."""
-        places = agree(group, f"{key}/host", _place, timeout_s)
+        places = agree(group, f"{key}/host", lambda: {**_place(), **process()}, timeout_s)
         for rank, place in enumerate(places):
             if place["boot"] != places[0]["boot"]:
                 raise Unsupported(
@@ -56,13 +61,14 @@ class SharedMemory:
                     f"rank 0 on {places[0]['host']} and rank {rank} on {place['host']}",
                     "Use epilogue='collective', or a group of ranks on one host.",
                 )
-        return ShmSession(group, key, timeout_s)
+        return ShmSession(group, key, timeout_s, [Watch(place) for place in places])
 
 
 class ShmSession:
     """An open ``shm`` transport; makes windows whose segments all ranks map."""
 
-    def __init__(self, group: Group, key: str, timeout_s: float) -> None:
+    def __init__(self, group: Group, key: str, timeout_s: float, watches: list[Watch]) -> None:
+        self._watches = watches
         self.rank = group.rank
         self.world = group.world
         self._group = group
@@ -73,10 +79,13 @@ class ShmSession:
         self._barriers = 0
         self._control = self.window(self.world * _LINE)
 
-    def window(self, nbytes: int) -> ShmWindow:
+    def window(self, nbytes: int, common_from: int | None = None) -> ShmWindow:
         """Collective; see ``contracts.Session``."""
         self._made += 1
-        window = ShmWindow(self._group, f"{self._key}/window{self._made}", nbytes, self._timeout_s)
+        key = f"{self._key}/window{self._made}"
+        window = ShmWindow(self._group, key, nbytes, common_from, self._timeout_s)
+        # One that has been freed must not be kept: its words hold the memory.
+        self._windows = [known for known in self._windows if not known.freed]
         self._windows.append(window)
         return window
 
@@ -103,22 +112,38 @@ class ShmSession:
                     wanted=self._barriers,
                 )
 
+    def alive(self, peer: int) -> bool | None:
+        """From the peer's process, if it is of this process's namespace."""
+        return self._watches[peer].alive()
+
     def close(self) -> None:
         """Local; peers keep their own mappings."""
+        for watch in self._watches:
+            watch.close()
         for window in self._windows:
             window.free()
         self._windows.clear()
 
 
 class ShmWindow:
-    """One segment a rank, all of them mapped here."""
+    """One segment a rank, all of them mapped here.
 
-    def __init__(self, group: Group, key: str, nbytes: int, timeout_s: float) -> None:
+    Common bytes are rank 0's: every other rank's segment ends where they begin, and is mapped in
+    front of rank 0's.
+    """
+
+    def __init__(
+        self, group: Group, key: str, nbytes: int, common_from: int | None, timeout_s: float
+    ) -> None:
         self.nbytes = nbytes
+        self.freed = False
+        self._common_from = common_from
+        self._rank = group.rank
+        self._lanes: dict[tuple[int, int], CpuLane] = {}
         self._tensors: list[torch.Tensor] = []
         self._segment: segments.Segment | None = None
         try:
-            records = agree(group, f"{key}/create", lambda: self._create(nbytes), timeout_s)
+            records = agree(group, f"{key}/create", self._create, timeout_s)
             agree(group, f"{key}/map", lambda: self._map(records, group.rank), timeout_s)
         except BaseException:
             self.free()
@@ -129,28 +154,62 @@ class ShmWindow:
         self.addresses: Sequence[int | None] = [tensor.data_ptr() for tensor in self._tensors]
         self.words = ShmWords(self._tensors, group.rank)
 
-    def _create(self, nbytes: int) -> dict[str, Any]:
-        self._segment = segments.create(nbytes)
+    def _create(self) -> dict[str, Any]:
+        whole = self._common_from is None or self._rank == 0
+        self._segment = segments.create(self.nbytes if whole else int(self._common_from or 0))
         return self._segment.record()
 
     def _map(self, records: list[dict[str, Any]], rank: int) -> dict[str, Any]:
-        assert self._segment is not None, "agree returned without a segment"
-        for peer, record in enumerate(records):
-            mapped = self._segment.map() if peer == rank else segments.attach(record, peer)
-            # The tensor keeps the mapping alive, and with it every view that a caller still holds.
-            self._tensors.append(torch.frombuffer(mapped, dtype=torch.uint8))
+        # The tensor keeps the mapping alive, and with it every view that a caller still holds.
+        try:
+            if self._common_from is not None:
+                self._tensors = self._map_joined(records, self._common_from)
+            else:
+                self._tensors = self._map_each(records, rank)
+        except OSError as error:
+            raise Unavailable(
+                f"{self.nbytes} bytes of every rank's window must fit this process's address space",
+                str(error),
+                "Raise the limit (ulimit -v), or lower max_m.",
+            ) from error
         return {}
+
+    def _map_each(self, records: list[dict[str, Any]], rank: int) -> list[torch.Tensor]:
+        assert self._segment is not None, "agree returned without a segment"
+        maps = [
+            self._segment.map() if peer == rank else segments.attach(record, peer)
+            for peer, record in enumerate(records)
+        ]
+        return [torch.frombuffer(mapped, dtype=torch.uint8) for mapped in maps]
+
+    def _map_joined(self, records: list[dict[str, Any]], split: int) -> list[torch.Tensor]:
+        files: list[int] = []
+        try:
+            for peer, record in enumerate(records):
+                files.append(segments.open_peer(record, peer))
+            return [joined(file, files[0], split, self.nbytes) for file in files]
+        finally:
+            for file in files:
+                os.close(file)
 
     def tensor(self, peer: int) -> torch.Tensor:
         """All bytes of ``peer``'s segment."""
         return self._tensors[peer]
 
-    def lane(self, peer: int, index: int) -> Lane:
-        """``shm`` has no copy engine."""
-        raise Unsupported("transport 'shm' has no lanes", f"lane {index} to rank {peer}")
+    def lane(self, peer: int, index: int) -> CpuLane:
+        """A worker thread that copies."""
+        key = (peer, index)
+        if key not in self._lanes:
+            own = self._tensors[self._rank]
+            self._lanes[key] = CpuLane(own, self._tensors[peer], self.words, peer, index)
+        return self._lanes[key]
 
     def free(self) -> None:
         """Drop the mappings; memory goes when the last view of it does."""
+        self.freed = True
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
         self._tensors = []
         self.addresses = []
 

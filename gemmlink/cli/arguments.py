@@ -98,6 +98,14 @@ def numbers(text: str) -> tuple[int | None, ...]:
     return tuple(None if part == "auto" else positive(part) for part in names(text))
 
 
+def results(text: str) -> tuple[str, ...]:
+    """``copy``, ``view`` or both."""
+    found = names(text)
+    if not set(found) <= {"copy", "view"}:
+        raise argparse.ArgumentTypeError("takes copy, view or copy,view")
+    return found
+
+
 def torch_dtypes(arguments: argparse.Namespace) -> tuple[torch.dtype, torch.dtype]:
     """The dtypes of the inputs and of the output."""
     import torch

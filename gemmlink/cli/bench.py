@@ -27,8 +27,8 @@ def add(parsers: words.Parsers) -> None:
     parser.add_argument("--op", choices=("all_gather",), default="all_gather")
     parser.add_argument("--world", type=words.positive, help="ranks (default 2, or the launcher's)")
     parser.add_argument(
-        "--shape", type=words.shape, action="append", required=True, metavar="M,N,K",
-        help="rows per rank, columns, inner size; may be given several times",
+        "--shape", type=words.shape, action="extend", nargs="+", required=True, metavar="M,N,K",
+        help="rows per rank, columns, inner size; one or more",
     )  # fmt: skip
     words.add_dtypes(parser)
     words.add_choices(parser, ("transport", "backend"))
@@ -39,6 +39,10 @@ def add(parsers: words.Parsers) -> None:
     parser.add_argument(
         "--chunks", type=words.numbers, default=(None,), metavar="C[,C...]",
         help="chunks per rank, each measured; auto lets the library decide",
+    )  # fmt: skip
+    parser.add_argument(
+        "--result", type=words.results, default=("copy",), metavar="copy[,view]",
+        help="copied out, or a view of the window; each is measured",
     )  # fmt: skip
     parser.add_argument("--rounds", type=words.positive, default=5)
     parser.add_argument("--samples", type=words.positive, default=5, help="timed calls in a burst")
@@ -63,6 +67,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
         transport=arguments.transport,
         backend=arguments.backend,
         chunks=arguments.chunks,
+        results=arguments.result,
         rounds=arguments.rounds,
         samples=arguments.samples,
         operation=arguments.op,

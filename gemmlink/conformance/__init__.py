@@ -1,9 +1,59 @@
-"""Proving that a transport, an epilogue and a backend keep their contracts together.
+"""Proving that a transport, an epilogue and a backend keep their contracts, alone and together.
 
 | module | job |
 | --- | --- |
 | ``problems`` | seeded inputs that every rank can rebuild, and their references in float64 |
 | ``quick`` | the self-test: small whole-number problems in every mode, compared exactly |
+| ``clauses`` | runs the clauses of a contract on one set of ranks and keeps each one's outcome |
+| ``sessions``, ``windows``, ``words``, ``lanes`` | the contracts of a transport, clause by clause |
+| ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
+| ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 
-Imports go ``spec``, ``operators`` <- ``problems`` <- ``quick``, ``perf`` <- ``cli``.
+Imports go ``spec``, ``operators`` <- ``problems`` <- ``quick``, ``perf`` <- ``cli``, and
+``spec``, ``operators``, ``spawn`` <- ``clauses``, ``races`` <- the contracts.
+
+A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
+
+    from gemmlink.conformance import WindowContract
+
+    class TestMineWindow(WindowContract):
+        transport = "mine.transport:Mine"
+
+Nothing here imports pytest: ``failures(TestMineWindow)`` runs the clauses without it.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmlink.conformance.backends import BackendContract as BackendContract
+    from gemmlink.conformance.clauses import RankContract as RankContract
+    from gemmlink.conformance.clauses import failures as failures
+    from gemmlink.conformance.clauses import run_together as run_together
+    from gemmlink.conformance.epilogues import EpilogueContract as EpilogueContract
+    from gemmlink.conformance.lanes import LaneContract as LaneContract
+    from gemmlink.conformance.sessions import TransportContract as TransportContract
+    from gemmlink.conformance.windows import WindowContract as WindowContract
+    from gemmlink.conformance.words import WordsContract as WordsContract
+
+_PUBLIC = {
+    "TransportContract": "sessions",
+    "WindowContract": "windows",
+    "WordsContract": "words",
+    "LaneContract": "lanes",
+    "EpilogueContract": "epilogues",
+    "BackendContract": "backends",
+    "RankContract": "clauses",
+    "failures": "clauses",
+    "run_together": "clauses",
+}
+
+__all__ = [*_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'gemmlink.conformance' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gemmlink.conformance.{_PUBLIC[name]}"), name)

@@ -7,7 +7,9 @@
 | ``prove`` | shows that every peer's window and words really move bytes |
 | ``launch`` | a prepared operation: epoch, and what a failed call leaves behind |
 | ``call`` | one call: entry record, waits, result |
-| ``interpret`` | turns a schedule into a flat list of steps and walks it on the host |
+| ``reset`` | makes a failed operation usable again |
+| ``flatten`` | puts a schedule's programs in an order for one thread |
+| ``interpret`` | binds actions to memory and walks them on the host |
 | ``tickets`` | finds out, when a wait stalls, that ranks are not in the same call |
 | ``library`` | the communication library behind the ``collective`` epilogue |
 

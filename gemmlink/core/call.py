@@ -16,6 +16,7 @@ import torch
 
 from gemmlink.core.tickets import Ticket, fingerprint
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
+from gemmlink.spec.contracts import Lane
 from gemmlink.spec.schedule import Word
 from gemmlink.spec.window import WORD
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 #: How long a word is awaited before the first look for a reason, in seconds.
 _SLICE_S = 0.05
 
-#: What an ``abort`` word says about its epoch: that rank refused the call, or failed in it.
+#: What an ``abort`` word says about its epoch: that rank refused the call, failed in it, or heard
+#: in it of a failure in an earlier one.
 REFUSED = 1
 FAILED = 2
+POISONED = 3
 
 
 class Outgrown(GemmlinkError):
@@ -55,6 +58,7 @@ class Call:
         self.a = a
         self.b = b
         self.value = a
+        self.m = 0
         self.ticket = ticket
         self._out = out
         self._rows: list[int] | None = None
@@ -65,24 +69,30 @@ class Call:
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
         self._starts: list[int] = []
+        self._view = launch.schedule.plan.view
+        self._firsts: list[int] = []
         self._local: torch.Tensor | None = None
         self._header_sent = False
         self._deadline = time.monotonic() + launch.timeout_s
 
     def run(self, check_first: bool) -> torch.Tensor:
         """Enter, execute the schedule, and return the result."""
+        self.m = int(self.a.shape[0])
+        self._firsts = self._slot_rows()
         if self.launch.words is not None:
             # A peer may have given the call up before this rank came. All the data may be here all
             # the same: without this look a late rank would hold a result that the others lack.
-            self._look_for_aborts()
+            if self.launch.has_aborts():
+                self._look_for_aborts()
             self._enter()
-        if self.launch.words is not None and self.a.shape[0] > self.launch.problem.capacity:
-            self._resolve_rows()
+            if self.m > self.launch.problem.capacity:
+                self._resolve_rows()
         if check_first:
             self._exchange_arguments()
-        with torch.no_grad():
-            self.launch.program.run(self)
-            return self._finished()
+        self.launch.program.run(self)
+        if self.launch.has_aborts():  # as above: this rank may have slept since
+            self._look_for_aborts()
+        return self._finished()
 
     # What the interpreter asks for (see interpret.CallState).
 
@@ -95,17 +105,31 @@ class Call:
             self._stalled(str(word), word.source, offset, at_least)
             seen = words.wait(offset, at_least, _SLICE_S)
 
+    def drain(self, lane: Lane) -> None:
+        """Wait until a lane has drained; raise if it does not within the limit of the call."""
+        lane.drain(self._left())
+
+    def rows_of(self, source: int) -> int:
+        """M of ``source``, from its entry record."""
+        if self._rows is None:
+            return self._read_record(source)
+        return self._rows[source]
+
+    def first_row(self, source: int) -> int:
+        """Where ``source``'s block begins among the rows of a set of slots."""
+        return self._firsts[source]
+
     def local(self) -> torch.Tensor:
         """Private buffer for the own product."""
         if self._local is None:
             problem = self.launch.problem
-            self._local = torch.empty(self.a.shape[0], problem.n, dtype=problem.out_dtype)
+            self._local = torch.empty(self.m, problem.n, dtype=problem.out_dtype)
         return self._local
 
-    def result_rows(self, source: int) -> torch.Tensor:
-        """The part of the result that comes from ``source``; sizes the result first."""
-        result = self._sized_result()
-        return result[self._starts[source] : self._starts[source + 1]]
+    def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
+        """Rows of the result that come from ``source``; sizes the result first."""
+        result, start = self._sized_result(), self._starts[source]
+        return result[start + first : start + last]
 
     def all_gather(self) -> None:
         """Gather private buffers into the result, through the library."""
@@ -118,14 +142,14 @@ class Call:
         block = self.local()
         if min(rows) < longest:
             block = torch.empty(longest, result.shape[1], dtype=result.dtype)
-            block[: self.a.shape[0]].copy_(self.local())
+            block[: self.m].copy_(self.local())
         direct = min(rows) == longest and result.is_contiguous()
         shape = (world, longest, result.shape[1])
         gathered = result.view(shape) if direct else torch.empty(shape, dtype=result.dtype)
         library.all_gather(gathered, block, self._left(), self.ticket.stalled)
         if not direct:
             for source, count in enumerate(rows):
-                self.result_rows(source).copy_(gathered[source, :count])
+                self.result_rows(source, 0, count).copy_(gathered[source, :count])
 
     def refuse_collective(self, code: int) -> None:
         """Take part in the header exchange of a call that ends badly here, so peers can tell."""
@@ -139,19 +163,28 @@ class Call:
     def _enter(self) -> None:
         launch, words = self.launch, self.launch.words
         assert words is not None, "entering without a window"
-        rank = launch.group.rank
         # The record of call n-2 is overwritten: nobody may still read it. After a call that was
         # completed this holds already; a refused one is left without waiting for anybody.
-        for peer in range(launch.group.world):
-            if peer != rank:
-                offset = launch.layout.single("enter", peer)
-                self.wait(Word("enter", peer), offset, self.epoch - 1)
-        base = launch.layout.record(rank, self.epoch)
-        record = (self.epoch, self.a.shape[0], self._fingerprint)
-        for peer in range(launch.group.world):
-            for field, value in enumerate(record):
-                words.set(peer, base + field * WORD, value)
-            words.set(peer, launch.layout.single("enter", rank), self.epoch)
+        for word, offset in launch.entries:
+            self.wait(word, offset, self.epoch - 1)
+        base, enter = launch.layout.record(launch.group.rank, self.epoch), launch.own_entry
+        for peer in launch.schedule.plan.peers:
+            words.set(peer, base, self.epoch)
+            words.set(peer, base + WORD, self.m)
+            words.set(peer, base + 2 * WORD, self._fingerprint)
+            words.set(peer, enter, self.epoch)
+
+    def _slot_rows(self) -> list[int]:
+        """First rows of all blocks: a slot apart, or packed where the result is a view of them."""
+        world = self.launch.group.world
+        if not self._view:
+            return [rank * self.launch.problem.capacity for rank in range(world)]
+        rows = (
+            self._rows
+            if self._rows is not None
+            else [min(self.m, self.launch.problem.capacity)] * world
+        )
+        return [sum(rows[:rank]) for rank in range(world)]
 
     def _exchange_arguments(self) -> None:
         if self.launch.words is not None:
@@ -160,20 +193,24 @@ class Call:
             self._exchange_header()
 
     def _resolve_rows(self) -> None:
-        """Read every rank's entry record: M, and the fingerprint of its arguments."""
+        """Read every rank's entry record."""
+        world, rank = self.launch.group.world, self.launch.group.rank
+        self._take_rows(
+            [self.m if peer == rank else self._read_record(peer) for peer in range(world)]
+        )
+
+    def _read_record(self, peer: int) -> int:
+        """M of ``peer``, once it has entered; raise if its other arguments differ from the own."""
         launch, words = self.launch, self.launch.words
         assert words is not None, "records without a window"
-        rows = []
-        for peer in range(launch.group.world):
-            self.wait(Word("enter", peer), launch.layout.single("enter", peer), self.epoch)
-            base = launch.layout.record(peer, self.epoch)
-            epoch, count, other = (words.read(base + field * WORD) for field in range(3))
-            if epoch != self.epoch:  # the peer has given this call up and made others since
-                raise self.ticket.refusal(peer)
-            if other != self._fingerprint:
-                raise self.ticket.mismatch(peer)
-            rows.append(count)
-        self._take_rows(rows)
+        self.wait(Word("enter", peer), launch.layout.single("enter", peer), self.epoch)
+        base = launch.layout.record(peer, self.epoch)
+        epoch, rows, other = (words.read(base + field * WORD) for field in range(3))
+        if epoch != self.epoch:  # the peer has given this call up and made others since
+            raise self.ticket.refusal(peer)
+        if other != self._fingerprint:
+            raise self.ticket.mismatch(peer)
+        return rows
 
     def _exchange_header(self, code: int = 0) -> None:
         """Without a window: M and fingerprint travel through the library, once a call.
@@ -185,7 +222,7 @@ class Call:
         if self._header_sent:
             return
         self._header_sent = True
-        mine = [0 if code else self.a.shape[0], self._fingerprint, code]
+        mine = [0 if code else self.m, self._fingerprint, code]
         gathered = torch.zeros(group.world, len(mine), dtype=torch.int64)
         library.all_gather(gathered, torch.tensor(mine), self._left(), self.ticket.stalled)
         headers = gathered.tolist()
@@ -207,6 +244,13 @@ class Call:
             )
         if max(rows) > self.launch.problem.capacity:
             raise Outgrown(max(rows))
+        # Also where the own blocks lie right: those of a rank with another M do not.
+        if self._view and self._rows is None and min(rows) < max(rows):
+            raise InvalidArgument(
+                "a view of the window needs M equal on all ranks, or rows=",
+                f"the ranks' M are {rows}",
+                "Pass every rank's M as rows=, or use result='copy'.",
+            )
         self._rows = rows
 
     def _known_rows(self) -> list[int]:
@@ -222,6 +266,10 @@ class Call:
             rows, problem = self._known_rows(), self.launch.problem
             self._starts = [sum(rows[:rank]) for rank in range(len(rows) + 1)]
             shape = (self._starts[-1], problem.n)
+            if self._view:
+                grid = self.launch.program.grid(self.launch.group.rank, self.epoch)
+                self._result = grid[: self._starts[-1]]
+                return self._result
             if self._out is not None and tuple(self._out.shape) == shape:
                 self._result = self._out
                 return self._result
@@ -251,6 +299,7 @@ class Call:
         """Look for a reason why a word does not come; raise if there is one."""
         self._look_for_aborts()
         self._look_for_departure(source, offset, wanted)
+        self._look_for_death(source, offset, wanted)
         self.ticket.stalled()
         if time.monotonic() < self._deadline:
             return
@@ -270,12 +319,12 @@ class Call:
             wanted=wanted,
         )
 
-    def _lost(self, peer: int) -> PeerLost:
+    def _lost(self, peer: int, came: str = "", fix: str = "See that rank's own error.") -> PeerLost:
         launch = self.launch
         return PeerLost(
             f"rank {peer} must complete call {self.epoch} of {launch.operation}",
-            f"a failure in its call {self.epoch}",
-            "See that rank's own error.",
+            came or f"a failure in its call {self.epoch}",
+            fix,
             operation=launch.operation,
             epoch=self.epoch,
             rank=launch.group.rank,
@@ -284,13 +333,16 @@ class Call:
 
     def _look_for_aborts(self) -> None:
         launch = self.launch
-        for peer in range(launch.group.world):
+        # The earliest first: what came of it in later calls says less about what happened.
+        for peer in sorted(range(launch.group.world), key=lambda peer: launch.abort_of(peer)[0]):
             epoch, code, culprit = launch.abort_of(peer)
-            if code == FAILED and epoch < self.epoch:
+            if (code == FAILED and epoch < self.epoch) or (
+                code == POISONED and epoch <= self.epoch
+            ):
                 raise Poisoned(
                     f"{launch.operation} cannot be used after a failed call",
                     f"rank {peer} failed in call {epoch}",
-                    "close() it on every rank and prepare a new one.",
+                    "reset() it on every rank, or close() it and prepare a new one.",
                 )
             if code == FAILED and epoch == self.epoch:
                 raise self._lost(culprit)
@@ -298,9 +350,19 @@ class Call:
                 raise self.ticket.refusal(peer)
 
     def _look_for_departure(self, source: int, offset: int, wanted: int) -> None:
-        """A peer that has left this call without setting the word will never set it."""
-        launch, words = self.launch, self.launch.words
+        """A peer that has ended a later call badly has left this one: its word will never come.
+
+        Its lanes had come to rest before it said so; before that, one might still set the word.
+        """
+        words = self.launch.words
         assert words is not None, "departures without a window"
-        left = words.read(launch.layout.single("free", source)) >= self.epoch
-        if left and words.read(offset) < wanted:
+        if self.launch.abort_of(source)[0] > self.epoch and words.read(offset) < wanted:
             raise self.ticket.refusal(source)
+
+    def _look_for_death(self, source: int, offset: int, wanted: int) -> None:
+        """A process that has ended sets no more words; what it set before that still counts."""
+        launch, words = self.launch, self.launch.words
+        assert words is not None, "deaths without a window"
+        if launch.alive(source) is False and words.read(offset) < wanted:
+            fix = "See why it ended: its own output, or the kernel's log for a kill."
+            raise self._lost(source, "a process that has ended", fix)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from gemmlink import plugins
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
-from gemmlink.settings import MAX_CHUNKS
+from gemmlink.settings import MAX_CHUNKS, MAX_LANES
 from gemmlink.spec.contracts import Backend, Epilogue, Transport
 from gemmlink.spec.problem import Problem
 
@@ -34,12 +34,20 @@ _DEFAULT_MAX_CHUNKS = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked for; each a name, an object, ``"module:attribute"`` or ``"auto"``."""
+    """What the user asked for.
+
+    The parts are names, objects, ``"module:attribute"`` or ``"auto"``; ``chunks`` may be None. The
+    rest is as in ``spec.schedule.Plan``.
+    """
 
     transport: Any = "auto"
     epilogue: Any = "auto"
     backend: Any = "auto"
     chunks: int | None = None
+    lanes: int = 1
+    buffers: int = 1
+    view: bool = False
+    send_complete: bool = False
 
     def names(self) -> dict[str, Any]:
         """The choice as comparable text, for agreement between ranks."""
@@ -48,6 +56,10 @@ class Choice:
             "epilogue": name_of(self.epilogue),
             "backend": name_of(self.backend),
             "chunks": self.chunks,
+            "lanes": self.lanes,
+            "buffers": self.buffers,
+            "result": "view" if self.view else "copy",
+            "completion": "receive_and_send" if self.send_complete else "receive",
         }
 
 
@@ -61,6 +73,8 @@ class Composition:
     fused: bool
     chunks: int
     reasons: tuple[str, ...]
+    lane_order: str = "in_order"
+    common: bool = False
 
     @property
     def mode(self) -> str:
@@ -89,7 +103,43 @@ def compose(problem: Problem, world: int, choice: Choice) -> Composition:
     epilogue, fused = _epilogue(problem, world, choice, reasons)
     transport = _transport(problem, choice, epilogue, reasons)
     chunks = _chunks(problem, choice, fused, reasons)
-    return Composition(transport, epilogue, backend, fused, chunks, tuple(reasons))
+    _check_reuse(choice, epilogue)
+    order = _lane_order(transport, epilogue, reasons)
+    common = _common(transport, epilogue, choice, reasons)
+    return Composition(transport, epilogue, backend, fused, chunks, tuple(reasons), order, common)
+
+
+def _common(
+    transport: Transport | None, epilogue: Epilogue, choice: Choice, reasons: list[str]
+) -> bool:
+    """Whether all ranks may look at one memory: a result that is only looked at."""
+    if transport is None or not epilogue.needs.common or not choice.view or choice.send_complete:
+        return False
+    if transport.probe().common:
+        reasons.append(f"common slots: a view over {transport.name} needs no copy at all")
+        return True
+    return False
+
+
+def _check_reuse(choice: Choice, epilogue: Epilogue) -> None:
+    if choice.buffers not in (1, 2):
+        raise InvalidArgument("buffers must be 1 or 2", repr(choice.buffers))
+    if not 1 <= choice.lanes <= MAX_LANES:
+        raise InvalidArgument(f"lanes must be from 1 to {MAX_LANES}", repr(choice.lanes))
+    if choice.view and not epilogue.needs.window:
+        raise Unsupported(
+            "a view shows the own window",
+            f"epilogue {epilogue.name!r}, which has none",
+            "Use result='copy', or another epilogue.",
+        )
+
+
+def _lane_order(transport: Transport | None, epilogue: Epilogue, reasons: list[str]) -> str:
+    if transport is None or not epilogue.needs.lanes:
+        return "in_order"
+    order = transport.probe().lanes[0]
+    reasons.append(f"lanes of {transport.name} announce {order.replace('_', ' ')}")
+    return order
 
 
 def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
@@ -125,6 +175,12 @@ def _epilogue(
 
 
 def _split_mode(text: str) -> tuple[str, bool | None]:
+    if "+" in text:
+        raise Unsupported(
+            "a pair of epilogues is for operations of two phases",
+            f"{text!r} for an operation of one phase",
+            "Name one epilogue.",
+        )
     for prefix, fused in (("fused-", True), ("split-", False)):
         if text.startswith(prefix):
             return text.removeprefix(prefix), fused
@@ -222,5 +278,5 @@ def without_window(composition: Composition, error: Exception) -> Composition:
 
 def may_fall_back(choice: Choice, error: Exception) -> bool:
     """Whether a failed set-up may be answered with ``collective``: only where all was left open."""
-    open_choice = choice.transport == "auto" and choice.epilogue == "auto"
+    open_choice = choice.transport == "auto" and choice.epilogue == "auto" and not choice.view
     return open_choice and isinstance(error, Unavailable | Unsupported)

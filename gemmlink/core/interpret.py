@@ -1,27 +1,27 @@
-"""Turns a schedule into a flat list of steps and walks it on the host.
+"""Walks a schedule on the host: binds its actions to memory once, then runs them for each call.
 
-``flatten`` orders the programs of one rank for a single thread: actors run in the order in which
-the schedule lists them, and a ``Join`` must name one that has already ended. ``HostProgram`` then
-binds every action to addresses once, at set-up, so that a call is a loop over plain functions.
-
+``HostProgram`` turns every action into a plain function at set-up, so that a call is a loop.
 Nothing here knows an epilogue by name: what is executed is what the schedule says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from gemmlink.core.flatten import Placed, flatten
 from gemmlink.errors import InvalidArgument, Unsupported
-from gemmlink.spec.contracts import Backend, Window
+from gemmlink.spec.contracts import Backend, Lane, Window
 from gemmlink.spec.problem import Problem, chunk_rows
 from gemmlink.spec.schedule import (
     LOCAL,
     Action,
     Collective,
     Compute,
+    Copy,
     Deliver,
     Join,
     Load,
@@ -34,6 +34,9 @@ from gemmlink.spec.schedule import (
 )
 from gemmlink.spec.window import WindowLayout
 
+#: Views of windows that a program keeps.
+_PLACES = 1024
+
 
 class CallState(Protocol):
     """What a step may ask of the call that it belongs to."""
@@ -41,42 +44,39 @@ class CallState(Protocol):
     epoch: int
     a: torch.Tensor
     b: torch.Tensor
-    #: The computed region that the next stores copy, ``(rows, n)``.
+    #: Rows of ``a``.
+    m: int
+    #: The region that the next stores copy, ``(rows, n)``.
     value: torch.Tensor
 
     def wait(self, word: Word, offset: int, at_least: int) -> None:
         """Wait for a word of the own window, within the limit of the call."""
 
+    def drain(self, lane: Lane) -> None:
+        """Wait until a lane has drained, within the limit of the call."""
+
+    def rows_of(self, source: int) -> int:
+        """M of ``source`` in this call."""
+
+    def first_row(self, source: int) -> int:
+        """First row of ``source``'s block among the rows of a set of slots."""
+
     def local(self) -> torch.Tensor:
         """The private buffer for the own product, ``(M, n)``."""
 
-    def result_rows(self, source: int) -> torch.Tensor:
-        """The rows of the result that belong to ``source``, ``(M of source, n)``."""
+    def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
+        """Rows ``first`` to ``last`` of what belongs to ``source`` in the result."""
 
     def all_gather(self) -> None:
         """Let the communication library gather the private buffers into the result."""
 
 
-Step = Callable[[CallState], None]
+@dataclass
+class Step:
+    """An action and what it does. Tests wrap ``run`` to delay, stop or fail a rank there."""
 
-
-def flatten(schedule: Schedule) -> tuple[Action, ...]:
-    """All actions of the schedule, in an order that one thread can execute.
-
-    Raises ``InvalidArgument`` if an actor joins one that has not ended by then.
-    """
-    ended: set[str] = set()
-    actions: list[Action] = []
-    for program in schedule.programs:
-        for action in program.actions:
-            if isinstance(action, Join) and action.actor not in ended:
-                raise InvalidArgument(
-                    "a schedule must list an actor after those that it joins",
-                    f"{program.actor} joins {action.actor}",
-                )
-            actions.append(action)
-        ended.add(program.actor)
-    return tuple(actions)
+    placed: Placed
+    run: Callable[[CallState], None]
 
 
 class HostProgram:
@@ -90,64 +90,67 @@ class HostProgram:
         layout: WindowLayout,
         window: Window | None,
     ) -> None:
-        self._rank = schedule.plan.rank
-        self._chunks = schedule.plan.chunks
+        self._plan = schedule.plan
         self._problem = problem
         self._backend = backend
         self._layout = layout
         self._window = window
-        self._slots: dict[tuple[int, int], torch.Tensor] = {}
-        self._steps = self._bind(flatten(schedule))
+        self._grids: dict[tuple[int, int], torch.Tensor] = {}
+        # Views of the grids. Making one costs more than a word; calls of few sizes make few.
+        self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
+        self.lanes: dict[str, Lane] = {
+            program.actor: self._peers().lane(*program.lane)
+            for program in schedule.programs
+            if program.lane is not None
+        }
+        self.steps = self._bind(flatten(schedule))
 
     def run(self, call: CallState) -> None:
         """Execute every action for ``call``."""
-        for step in self._steps:
-            step(call)
+        for step in self.steps:
+            step.run(call)
 
-    def slot(self, owner: int, source: int) -> torch.Tensor:
-        """The slot for ``source`` in the window of ``owner``, shape ``(capacity, n)``."""
-        key = (owner, source)
-        if key not in self._slots:
-            problem = self._problem
-            first = self._layout.slot(source)
-            raw = self._peer_window().tensor(owner)[first : first + problem.slot_bytes]
-            shape = (problem.capacity, problem.n)
-            self._slots[key] = raw.view(problem.out_dtype).view(shape)
-        return self._slots[key]
+    def release(self) -> None:
+        """Let go of the window; the program cannot run any more.
 
-    def _bind(self, actions: tuple[Action, ...]) -> list[Step]:
-        steps: list[Step] = []
-        computing: Compute | None = None
-        for action in actions:
-            if computing is not None and not isinstance(action, Store):
-                raise _unstored(computing)
-            if isinstance(action, Compute):
-                computing = action
-            elif isinstance(action, Store):
-                steps.append(self._store(action, computed=computing is None))
-                computing = None
-            else:
-                steps.extend(self._other(action))
-        if computing is not None:
-            raise _unstored(computing)
-        return steps
+        Steps refer to their program and so keep it, and with it the memory, until a collection.
+        """
+        self.steps = []
+        self.lanes = {}
+        self._grids.clear()
+        self._places.clear()
+        self._window = None
 
-    def _other(self, action: Action) -> list[Step]:
-        if isinstance(action, Set):
-            return [self._set(action)]
-        if isinstance(action, Wait):
-            return [self._wait(action)]
-        if isinstance(action, Load):
-            return [self._load(action)]
-        if isinstance(action, Deliver):
-            return [self._deliver(action)]
-        if isinstance(action, Collective):
-            return [self._collective(action)]
-        if isinstance(action, Join):
-            return []  # one thread: the joined actor has ended
-        raise Unsupported("the host interpreter knows the actions of spec.schedule", repr(action))
+    def grid(self, owner: int, epoch: int) -> torch.Tensor:
+        """All slots in ``owner``'s window that call ``epoch`` uses, ``(world * capacity, n)``."""
+        key = (owner, epoch % self._layout.buffers)
+        if key not in self._grids:
+            problem, world = self._problem, self._plan.world
+            first = self._layout.slots(epoch)
+            raw = self._peers().tensor(owner)[first : first + world * problem.slot_bytes]
+            shape = (world * problem.capacity, problem.n)
+            # A view of another dtype that is made under inference_mode is read-only outside it.
+            with torch.inference_mode(False):
+                self._grids[key] = raw.view(problem.out_dtype).view(shape)
+        return self._grids[key]
 
-    def _peer_window(self) -> Window:
+    def place(self, call: CallState, owner: int, region: Region) -> torch.Tensor:
+        """Where ``region`` lies in ``owner``'s window, ``(rows of the chunk, n)``."""
+        base = call.first_row(region.source)
+        first, last = self._rows(call, region)
+        key = (owner, call.epoch % self._layout.buffers, base + first, base + last)
+        found = self._places.get(key)
+        if found is None:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            found = self._places[key] = self.grid(owner, call.epoch)[base + first : base + last]
+        return found
+
+    def _rows(self, call: CallState, region: Region) -> tuple[int, int]:
+        rows = call.m if region.source == self._plan.rank else call.rows_of(region.source)
+        return chunk_rows(rows, self._plan.chunks, region.chunk)
+
+    def _peers(self) -> Window:
         if self._window is None:
             raise InvalidArgument(
                 "an epilogue whose schedule uses peers' memory must say needs.window",
@@ -155,77 +158,142 @@ class HostProgram:
             )
         return self._window
 
-    def _place(self, store: Store) -> Callable[[CallState], torch.Tensor]:
-        if store.to == LOCAL:
-            return lambda call: call.local()
-        slot = self.slot(store.to, store.region.source)
-        return lambda _: slot
+    # Binding.
 
-    def _store(self, store: Store, computed: bool) -> Step:
-        place = self._place(store)
-        chunk, chunks, multiply = store.region.chunk, self._chunks, self._backend.multiply
-        if store.region.source != self._rank:
-            raise InvalidArgument("a rank stores its own product", str(store))
+    def _bind(self, placed: tuple[Placed, ...]) -> list[Step]:
+        steps: list[Step] = []
+        computing: Compute | None = None
+        for item in placed:
+            action = item.action
+            if computing is not None and not isinstance(action, Store):
+                raise _unstored(computing)
+            if isinstance(action, Compute):
+                computing = action
+            elif isinstance(action, Store):
+                run = self._copy_to(action) if computing is None else self._compute_into(action)
+                computing = None
+                steps.append(Step(item, run))
+            else:
+                steps.append(Step(item, self._other(action, item.actor)))
+        if computing is not None:
+            raise _unstored(computing)
+        return steps
 
-        def compute(call: CallState) -> None:
-            first, last = chunk_rows(call.a.shape[0], chunks, chunk)
-            call.value = place(call)[first:last]
-            if last > first:
+    def _other(self, action: Action, actor: str) -> Callable[[CallState], None]:
+        if isinstance(action, Set):
+            return (
+                self._set(action) if actor not in self.lanes else self._set_in_lane(action, actor)
+            )
+        if isinstance(action, Copy) and actor in self.lanes:
+            return self._copy_in_lane(action, actor)
+        if isinstance(action, Wait):
+            return self._wait(action)
+        if isinstance(action, Load):
+            return self._load(action)
+        if isinstance(action, Deliver):
+            return self._deliver(action)
+        if isinstance(action, Join):
+            return self._join(action)
+        if isinstance(action, Collective):
+            return self._collective(action)
+        raise Unsupported("the host walks the actions of spec.schedule", f"'{action}'")
+
+    def _target(self, store: Store) -> Callable[[CallState], torch.Tensor]:
+        region = store.region
+        if store.to != LOCAL:
+            self._peers()
+            return lambda call: self.place(call, store.to, region)
+
+        def local(call: CallState) -> torch.Tensor:
+            first, last = self._rows(call, region)
+            return call.local()[first:last]
+
+        return local
+
+    def _compute_into(self, store: Store) -> Callable[[CallState], None]:
+        if store.region.source != self._plan.rank:
+            raise InvalidArgument("a rank stores its own product", f"'{store}'")
+        target, region, multiply = self._target(store), store.region, self._backend.multiply
+
+        def step(call: CallState) -> None:
+            first, last = self._rows(call, region)
+            call.value = target(call)
+            if last - first == call.m > 0:
+                multiply(call.a, call.b, call.value)
+            elif last > first:
                 multiply(call.a[first:last], call.b, call.value)
 
-        def copy(call: CallState) -> None:
-            first, last = chunk_rows(call.a.shape[0], chunks, chunk)
-            if last > first:
-                place(call)[first:last].copy_(call.value)
+        return step
 
-        return copy if computed else compute
-
-    def _load(self, load: Load) -> Step:
-        slot = self.slot(self._rank, load.region.source)
-        chunk, chunks = load.region.chunk, self._chunks
+    def _copy_to(self, store: Store) -> Callable[[CallState], None]:
+        target = self._target(store)
 
         def step(call: CallState) -> None:
-            first, last = chunk_rows(call.a.shape[0], chunks, chunk)
-            call.value = slot[first:last]
+            if call.value.shape[0]:
+                target(call).copy_(call.value)
 
         return step
 
-    def _set(self, action: Set) -> Step:
-        words, at, lag = self._peer_window().words, action.at, action.lag
+    def _load(self, load: Load) -> Callable[[CallState], None]:
+        self._peers()
+
+        def step(call: CallState) -> None:
+            call.value = self.place(call, load.window, load.region)
+
+        return step
+
+    def _set(self, action: Set) -> Callable[[CallState], None]:
+        words, at, lag = self._peers().words, action.at, action.lag
         offset = self._layout.word(action.word)
+        return lambda call: words.set(at, offset, call.epoch - lag)
+
+    def _set_in_lane(self, action: Set, actor: str) -> Callable[[CallState], None]:
+        lane, offset, lag = self.lanes[actor], self._layout.word(action.word), action.lag
+        return lambda call: lane.set(offset, call.epoch - lag)
+
+    def _copy_in_lane(self, action: Copy, actor: str) -> Callable[[CallState], None]:
+        lane, region, row = self.lanes[actor], action.region, self._problem.row_bytes
 
         def step(call: CallState) -> None:
-            words.set(at, offset, call.epoch - lag)
-
-        return step
-
-    def _wait(self, action: Wait) -> Step:
-        self._peer_window()
-        word, lag = action.word, action.lag
-        offset = self._layout.word(word)
-
-        def step(call: CallState) -> None:
-            call.wait(word, offset, call.epoch - lag)
-
-        return step
-
-    def _deliver(self, action: Deliver) -> Step:
-        region: Region = action.region
-        slot = self.slot(self._rank, region.source)
-        source, chunk, chunks = region.source, region.chunk, self._chunks
-
-        def step(call: CallState) -> None:
-            rows = call.result_rows(source)
-            first, last = chunk_rows(rows.shape[0], chunks, chunk)
+            first, last = self._rows(call, region)
+            start = call.first_row(region.source) + first
+            offset = self._layout.slots(call.epoch) + start * row
             if last > first:
-                rows[first:last].copy_(slot[first:last])
+                lane.copy(offset, offset, (last - first) * row)
 
         return step
 
-    def _collective(self, action: Collective) -> Step:
+    def _wait(self, action: Wait) -> Callable[[CallState], None]:
+        self._peers()
+        word, lag, offset = action.word, action.lag, self._layout.word(action.word)
+        return lambda call: call.wait(word, offset, call.epoch - lag)
+
+    def _deliver(self, action: Deliver) -> Callable[[CallState], None]:
+        self._peers()
+        region, window = action.region, action.window
+        if self._plan.view:
+            if window != self._plan.rank:
+                raise InvalidArgument("a view shows the own window", f"'{action}'")
+            return lambda call: None
+
+        def step(call: CallState) -> None:
+            first, last = self._rows(call, region)
+            target = call.result_rows(region.source, first, last)
+            if last > first:
+                target.copy_(self.place(call, window, region))
+
+        return step
+
+    def _collective(self, action: Collective) -> Callable[[CallState], None]:
         if action.name != "all_gather":
             raise Unsupported("the library collectives are: all_gather", action.name)
         return lambda call: call.all_gather()
+
+    def _join(self, action: Join) -> Callable[[CallState], None]:
+        lane = self.lanes.get(action.actor)
+        if lane is None:
+            return lambda call: None  # one thread: the joined actor has ended
+        return lambda call: call.drain(lane)
 
 
 def _unstored(action: Compute) -> InvalidArgument:

@@ -7,16 +7,18 @@ ranks never drift apart. A rank that refuses a call (bad arguments) or fails in 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gemmlink.core.call import FAILED, REFUSED, Call, Outgrown
+from gemmlink.core.call import FAILED, POISONED, REFUSED, Call, Outgrown
 from gemmlink.core.compose import Composition
 from gemmlink.core.interpret import HostProgram
 from gemmlink.core.library import Gloo
+from gemmlink.core.reset import reset
 from gemmlink.core.tickets import Ticket
 from gemmlink.errors import (
     GemmlinkError,
@@ -28,12 +30,16 @@ from gemmlink.errors import (
 )
 from gemmlink.spec.contracts import Group, Session, Window
 from gemmlink.spec.problem import Problem
-from gemmlink.spec.schedule import Schedule
+from gemmlink.spec.schedule import Schedule, Word
 from gemmlink.spec.window import WindowLayout
 
 #: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
 _CODES = 16
 _RANKS = 1 << 16
+
+
+#: How long the lanes of a call that ended badly may take to come to rest, in seconds.
+_QUIESCE_S = 5.0
 
 
 class Launch:
@@ -71,7 +77,17 @@ class Launch:
         self._channel = channel
         self._fields = {**request, "capacity": problem.capacity}
         self._session = session
+        # Where the peers say that they have entered, and where this rank says it at each of them.
+        self.entries = [
+            (Word("enter", peer), layout.single("enter", peer)) for peer in schedule.plan.peers
+        ]
+        self.own_entry = layout.single("enter", group.rank)
+        self._aborts = [layout.single("abort", peer) for peer in range(group.world)]
+        #: Where a reset that has begun and not ended will go on from, once that is agreed.
+        self.cleared_at: int | None = None
+        self._generation = 0
         self._poison: str | None = None
+        self._view_version: int | None = None
         self._busy = threading.Lock()
 
     def ticket(self) -> Ticket:
@@ -97,17 +113,52 @@ class Launch:
             raise Overlap(f"one call of {self.operation} at a time", "a call from another thread")
         try:
             self.refuse_if_unusable()
+            problems = problems or self._written_view()
+            self._view_version = None  # the last view ends here, whatever becomes of this call
             self.epoch += 1
-            call = Call(self, a, b, out, rows, ticket)
+            call = Call(self, a, b, out, None if problems else rows, ticket)
             try:
                 if problems is not None:
                     raise problems
-                return call.run(check_first)
+                result = call.run(check_first)
             except BaseException as error:
                 self._end_badly(call, error)
                 raise
+            self._remember_view(result)
+            return result
         finally:
             self._busy.release()
+
+    def reset(self, timeout_s: float) -> None:
+        """Collective: make a failed operation usable again. See ``operators``."""
+        if self.closed:
+            raise InvalidArgument(f"{self.operation} must be open", "a reset after close()")
+        if not self._busy.acquire(timeout=timeout_s):
+            raise Overlap("a reset waits for the running call", "a call from another thread")
+        try:
+            reset(self, timeout_s)
+        except BaseException:
+            # Peers that come later count on what this rank has told them: no calls in between.
+            self._poison = self._poison or "a reset to which not every rank has come"
+            raise
+        finally:
+            self._busy.release()
+
+    def reset_key(self) -> str:
+        """Prefix of the exchanges of the coming reset; equal on all ranks."""
+        return f"{self._channel}/reset{self._generation}"
+
+    def begin_anew(self, epoch: int) -> None:
+        """Forget failures and go on as if call ``epoch`` had just ended. Part of ``reset``."""
+        self.epoch = epoch
+        self._poison = None
+        self._view_version = None
+        self.cleared_at = None
+        self._generation += 1
+
+    def alive(self, peer: int) -> bool | None:
+        """Whether ``peer``'s process exists; None if that cannot be known."""
+        return self._session.alive(peer) if self._session is not None else None
 
     def refuse_if_unusable(self) -> None:
         """Raise if this operation is closed, has failed here, or has failed on a peer. Local."""
@@ -119,7 +170,7 @@ class Launch:
             raise Poisoned(
                 f"{self.operation} cannot be used after a failed call",
                 self._poison,
-                "close() it on every rank and prepare a new one.",
+                "reset() it on every rank, or close() it and prepare a new one.",
             )
 
     def close(self) -> None:
@@ -129,6 +180,8 @@ class Launch:
             self.library.close()
         if self._session is not None:
             self._session.close()
+        self.program.release()
+        self.window = self.words = None
 
     def abort_of(self, peer: int) -> tuple[int, int, int]:
         """The last call that ``peer`` refused or failed in, as epoch, code and culprit.
@@ -141,11 +194,18 @@ class Launch:
         what, culprit = divmod(self.words.read(self.layout.single("abort", peer)), _RANKS)
         return *divmod(what, _CODES), culprit
 
+    def has_aborts(self) -> bool:
+        """Whether any rank has ever refused or failed; a quick look before the thorough one."""
+        words = self.words
+        return words is not None and any(words.read(offset) for offset in self._aborts)
+
     def _learn_of_failures(self) -> None:
+        if not self.has_aborts():
+            return
         for peer in range(self.group.world):
             epoch, code, _ = self.abort_of(peer)
             # A failure in the coming call is that call's own affair: see core.call.
-            if code == FAILED and epoch <= self.epoch:
+            if code in (FAILED, POISONED) and epoch <= self.epoch:
                 self._poison = f"rank {peer} failed in call {epoch}"
                 return
 
@@ -153,6 +213,9 @@ class Launch:
         """Tell the peers, and remember, that the current call has no result here."""
         if isinstance(error, GemmlinkError) and error.call_completed:
             return
+        for lane in self.program.lanes.values():  # nothing of this call may move after it
+            with contextlib.suppress(Exception):
+                lane.drain(_QUIESCE_S)
         if isinstance(error, Outgrown):  # every rank finds that out for itself
             self._leave()
             return
@@ -161,7 +224,7 @@ class Launch:
             self._poison = f"call {self.epoch} ended with {type(error).__name__}: {error}"
         if isinstance(error, InvalidArgument | Unsupported):
             call.ticket.refuse(error)
-        code = REFUSED if clean else FAILED
+        code = REFUSED if clean else POISONED if isinstance(error, Poisoned) else FAILED
         if self.words is None:
             call.refuse_collective(code)
             return
@@ -184,3 +247,22 @@ class Launch:
                 for kind in ("free", "enter"):
                     offset = self.layout.single(kind, self.group.rank)
                     self.words.set(peer, offset, self.epoch)
+
+    # Views are for reading: peers may still be reading what is under them, too.
+
+    def _remember_view(self, result: torch.Tensor) -> None:
+        plan = self.schedule.plan
+        watch = plan.view and not plan.send_complete and not result.is_inference()
+        self._view_version = result._version if watch else None
+
+    def _written_view(self) -> InvalidArgument | None:
+        if self._view_version is None:
+            return None
+        grid = self.program.grid(self.group.rank, self.epoch)
+        if grid._version == self._view_version:
+            return None
+        return InvalidArgument(
+            "a view of the window is for reading",
+            f"the result of call {self.epoch} was written to",
+            "Copy it first, or prepare with completion='receive_and_send'.",
+        )

@@ -28,7 +28,15 @@ class Gloo:
 
     def __init__(self, group: Group, key: str, timeout_s: float) -> None:
         self._world = group.world
+        self._group = group
+        self._timeout_s = timeout_s
         self._context: Any = None
+        self.renew(key)
+
+    def renew(self, key: str) -> None:
+        """Collective: begin with a context in which nothing is half done."""
+        group, timeout_s = self._group, self._timeout_s
+        self._context = None
         if group.world == 1:
             return
         if not isinstance(group, TorchGroup):

@@ -39,6 +39,10 @@ _ASKED = (
     "epilogue",
     "backend",
     "chunks",
+    "lanes",
+    "buffers",
+    "result",
+    "completion",
 )
 _COMPOSED = ("mode", "transport", "backend", "chunks", "schedule", "window bytes")
 
@@ -119,7 +123,19 @@ def prepare(
 def schedule_for(request: Request, parts: Composition, rank: int, world: int) -> Schedule:
     """The schedule of ``rank``."""
     operation = getattr(operations, request.operation)(world, request.problem.n)
-    plan = Plan(rank, world, parts.chunks, parts.fused)
+    choice = request.choice
+    plan = Plan(
+        rank,
+        world,
+        parts.chunks,
+        parts.fused,
+        view=choice.view,
+        buffers=choice.buffers,
+        send_complete=choice.send_complete,
+        lanes=choice.lanes,
+        lane_order=parts.lane_order,
+        common=parts.common,
+    )
     return parts.epilogue.schedule(operation.phases[0], plan)
 
 
@@ -135,7 +151,7 @@ def _composed(group: Group, request: Request, key: str) -> Composition:
             "backend": parts.backend.name,
             "chunks": parts.chunks,
             "schedule": schedule_for(request, parts, 0, group.world).digest(),
-            "window bytes": _layout(request.problem, parts, group.world).nbytes,
+            "window bytes": _layout(request, parts, group.world).nbytes,
         }
 
     records = agree(group, f"{key}/compose", part, request.prepare_timeout_s)
@@ -143,13 +159,14 @@ def _composed(group: Group, request: Request, key: str) -> Composition:
     return made[0]
 
 
-def _layout(problem: Problem, parts: Composition, world: int) -> WindowLayout:
-    return WindowLayout(world, parts.chunks, problem.slot_bytes)
+def _layout(request: Request, parts: Composition, world: int) -> WindowLayout:
+    slot_bytes = request.problem.slot_bytes
+    return WindowLayout(world, parts.chunks, slot_bytes, request.choice.buffers)
 
 
 def _open(owner: Group, group: Group, request: Request, parts: Composition, key: str) -> Launch:
     limit = request.prepare_timeout_s
-    layout = _layout(request.problem, parts, group.world)
+    layout = _layout(request, parts, group.world)
     session: Session | None = None
     window: Window | None = None
     try:
@@ -157,15 +174,29 @@ def _open(owner: Group, group: Group, request: Request, parts: Composition, key:
             session = parts.transport.open(
                 group, key=f"{key}/{parts.transport.name}", timeout_s=limit
             )
-            window = session.window(layout.nbytes)
+            window = _window(session, layout, parts.common)
             name = parts.transport.name
             agree(group, f"{key}/reach", lambda: _reached(window, name), limit)
-            prove(group, session, window, layout, transport=name, key=key, timeout_s=limit)
+            prove(
+                group,
+                session,
+                window,
+                layout,
+                transport=name,
+                common=parts.common,
+                key=key,
+                timeout_s=limit,
+            )
         return _bind(owner, group, request, parts, layout, session, window, key)
     except BaseException:
         if session is not None:
             session.close()
         raise
+
+
+def _window(session: Session, layout: WindowLayout, common: bool) -> Window:
+    # Transports that share nothing need not know the second argument.
+    return session.window(layout.nbytes, layout.data) if common else session.window(layout.nbytes)
 
 
 def _reached(window: Window, transport: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ def prove(
     layout: WindowLayout,
     *,
     transport: str,
+    common: bool,
     key: str,
     timeout_s: float,
 ) -> None:
@@ -36,12 +37,12 @@ def prove(
     """
     reach(window, transport)
     nonces = agree(group, f"{key}/nonce", lambda: {"nonce": secrets.randbits(40) + 1}, timeout_s)
-    _write(window, layout, group, int(nonces[group.rank]["nonce"]))
+    _write(window, layout, group, int(nonces[group.rank]["nonce"]), common)
     session.barrier(timeout_s)
     agree(
         group,
         f"{key}/proof",
-        lambda: _check(window, layout, group, [int(n["nonce"]) for n in nonces], transport),
+        lambda: _check(window, layout, group, [int(n["nonce"]) for n in nonces], transport, common),
         timeout_s,
     )
     _erase(window, layout, group)
@@ -74,17 +75,25 @@ def _sample(layout: WindowLayout) -> int:
     return min(_SAMPLE, max(layout.slot_bytes // 2, 1)) if layout.slot_bytes else 0
 
 
-def _write(window: Window, layout: WindowLayout, group: Group, nonce: int) -> None:
+def _write(window: Window, layout: WindowLayout, group: Group, nonce: int, common: bool) -> None:
+    # Where slots are common, what a rank stores in its own window must show in all; elsewhere every
+    # window gets a pattern of its own, so that two that are one memory by mistake are found out.
     size = _sample(layout)
-    for peer in range(group.world):
+    for peer in [group.rank] if common else range(group.world):
         for place in _places(layout, group.rank):
-            data = _pattern(nonce, group.rank, peer, size)
+            data = _pattern(nonce, group.rank, 0 if common else peer, size)
             window.tensor(peer)[place : place + size].copy_(data)
+    for peer in range(group.world):
         window.words.set(peer, layout.single("proof", group.rank), nonce)
 
 
 def _check(
-    window: Window, layout: WindowLayout, group: Group, nonces: list[int], transport: str
+    window: Window,
+    layout: WindowLayout,
+    group: Group,
+    nonces: list[int],
+    transport: str,
+    common: bool,
 ) -> dict[str, bool]:
     size = _sample(layout)
     for source, nonce in enumerate(nonces):
@@ -92,7 +101,7 @@ def _check(
         if word != nonce:
             raise _unmoved(transport, source, group.rank, "word", word, nonce)
         for place in _places(layout, source):
-            want = _pattern(nonce, source, group.rank, size)
+            want = _pattern(nonce, source, 0 if common else group.rank, size)
             seen = window.tensor(group.rank)[place : place + size]
             if not torch.equal(seen, want):
                 raise _unmoved(transport, source, group.rank, "data", seen[:4], want[:4])

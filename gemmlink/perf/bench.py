@@ -88,6 +88,7 @@ class Plan:
     transport: str = "auto"
     backend: str = "auto"
     chunks: tuple[int | None, ...] = (None,)
+    results: tuple[str, ...] = ("copy",)
     rounds: int = 5
     samples: int = 5
     seed: int = 0
@@ -99,11 +100,12 @@ class Plan:
         return Problem(n, k, m, self.dtype, self.out_dtype, torch.device("cpu"))
 
     def choices(self) -> list[Choice]:
-        """Every combination of epilogue and chunks, in the order of the rows."""
+        """Every combination of epilogue, chunks and result, in the order of the rows."""
         return [
-            Choice(self.transport, name, self.backend, chunks)
+            Choice(self.transport, name, self.backend, chunks, view=result == "view")
             for name in modes_for(self.epilogues)
             for chunks in self.chunks
+            for result in self.results
         ]
 
 
@@ -201,7 +203,10 @@ class _Run:
     def _check_one(self, entrant: _Entrant, case: Case, reference: torch.Tensor) -> None:
         contestant, measured = entrant.contestant, entrant.measured
         assert contestant is not None, f"checking {measured.label.mode}, which was not made"
-        contestant.out.fill_(torch.nan)
+        if isinstance(contestant, Mode):
+            contestant.poison()
+        else:
+            contestant.out.fill_(torch.nan)
         # A peer's store into this rank's window must not be overwritten by the poison.
         dist.barrier()
         contestant.run()

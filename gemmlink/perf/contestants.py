@@ -12,6 +12,7 @@ All write into memory that is theirs from the start: no call allocates a result.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +53,7 @@ class Label:
     backend: str
     chunks: int
     complete: bool
+    result: str = "copy"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ class Mode:
             epilogue=choice.epilogue,
             backend=choice.backend,
             chunks=choice.chunks,
+            result="view" if choice.view else "copy",
         ).prepare()
+        self._view = choice.view
         parts = self._op.launch.parts
         # From the composition that runs, not from what was asked for: a row must not claim a mode
         # that was replaced on the way.
@@ -120,14 +124,25 @@ class Mode:
             parts.backend.name,
             parts.chunks,
             parts.epilogue.complete,
+            "view" if choice.view else "copy",
         )
-        self.out = field.empty(field.group.world)
+        self.out = field.empty(0 if self._view else field.group.world)
 
     def load(self, a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> None:
         self._inputs = a, b
 
     def run(self) -> None:
-        self._op(*self._inputs, out=self.out)
+        if self._view:
+            self.out = self._op(*self._inputs)
+        else:
+            self._op(*self._inputs, out=self.out)
+
+    def poison(self) -> None:
+        """Fill the output with NaN. A view is filled behind torch's back, which would object."""
+        if self._view:
+            ctypes.memset(self.out.data_ptr(), 0xFF, self.out.numel() * self.out.itemsize)
+        else:
+            self.out.fill_(torch.nan)
 
     def close(self) -> None:
         self._op.close()
@@ -313,7 +328,8 @@ def asked_label(choice: Choice, field: Field) -> Label:
         bare = name.removeprefix("fused-").removeprefix("split-")
         fused = name.startswith("fused-")
         asked = Label(name, bare, fused, choice.transport, choice.backend, 0, True)
-        return replace(asked, chunks=choice.chunks or 0)
+        result = "view" if choice.view else "copy"
+        return replace(asked, chunks=choice.chunks or 0, result=result)
     return Label(
         parts.mode,
         parts.epilogue.name,
@@ -322,6 +338,7 @@ def asked_label(choice: Choice, field: Field) -> Label:
         parts.backend.name,
         parts.chunks,
         parts.epilogue.complete,
+        "view" if choice.view else "copy",
     )
 
 

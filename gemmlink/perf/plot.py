@@ -37,7 +37,7 @@ def library() -> Any:
 
 
 def _bars(axis: Any, rows: list[Row]) -> None:
-    names = [f"{row.mode}\n{row.chunks} chunks" if row.chunks > 1 else row.mode for row in rows]
+    names = [f"{row.mode} {row.result}\n{max(row.chunks, 1)} chunks" for row in rows]
     axis.barh(range(len(rows)), [row.us for row in rows])
     axis.set_yticks(range(len(rows)), names)
     axis.invert_yaxis()

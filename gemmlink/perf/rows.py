@@ -20,6 +20,7 @@ class Row:
     ``ratio_bound`` is ``us / bound_us``; ``spread`` is the distance between the
     quartiles of the rounds, as a share of ``us`` (None for one round). ``backend`` of
     ``unfused`` and ``gemm-only`` is the spelling that was fastest. ``reason`` says why not ``ok``.
+    ``result``: whether the mode hands out a copy or a view of the window.
     """
 
     op: str
@@ -49,6 +50,7 @@ class Row:
     ratio_bound: float | None = None
     spread: float | None = None
     reason: str | None = None
+    result: str = "copy"
 
     @property
     def skipped(self) -> bool:

@@ -46,7 +46,7 @@ def _block(rows: list[Row]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        row.mode,
+        row.mode if row.result == "copy" else f"{row.mode} {row.result}",
         str(row.chunks) if row.chunks else "-",
         row.backend,
         duration(row.us),

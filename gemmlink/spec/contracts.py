@@ -33,7 +33,10 @@ class Capabilities:
     ``memory``: device types whose tensors the window may be used beside (``"cpu"``, ``"cuda"``).
     ``host_words``: the CPU may call the methods of ``Words``.
     ``host_data``: the CPU may read and write ``Window.tensor``.
-    ``lanes``: ordering that lanes promise, a subset of ``("in_order", "after_drain")``.
+    ``lanes``: what lanes promise, best first: ``"in_order"`` (a word set in a lane follows the
+    copies enqueued before it), ``"after_drain"`` (only ``drain`` proves that copies are there), or
+    nothing for a transport without lanes.
+    ``common``: ``Session.window`` takes ``common_from``.
     ``one_host``: peers must share a host (and its IPC namespace).
     ``details``: facts for ``doctor``, as text.
     """
@@ -42,6 +45,7 @@ class Capabilities:
     host_words: bool
     host_data: bool
     lanes: tuple[str, ...] = ()
+    common: bool = False
     one_host: bool = True
     details: Mapping[str, str] = field(default_factory=dict)
 
@@ -144,7 +148,10 @@ class Window(Protocol):
         """
 
     def lane(self, peer: int, index: int) -> Lane:
-        """Lane ``index`` to ``peer``. Raises ``Unsupported`` if the transport has no lanes."""
+        """Lane ``index`` to ``peer``, the same object each time.
+
+        Raises ``Unsupported`` if the transport has no lanes. Lanes end with the window.
+        """
 
     def free(self) -> None:
         """Give the memory back. Idempotent; never waits for a peer."""
@@ -157,15 +164,22 @@ class Session(Protocol):
     rank: int
     world: int
 
-    def window(self, nbytes: int) -> Window:
+    def window(self, nbytes: int, common_from: int | None = None) -> Window:
         """Collective: a new window, the same ``nbytes`` on every rank.
 
         On return every peer's memory is mapped and zero. If any rank cannot provide its part, every
         rank raises, and nothing is left behind.
+
+        With ``common_from`` (a multiple of 4096 below ``nbytes``), bytes from there on are *one*
+        memory that all ranks share: what a rank stores at an offset, every rank reads at that
+        offset of its own window. Passed only to transports whose capabilities say ``common``.
         """
 
     def barrier(self, timeout_s: float) -> None:
         """Collective: return once every rank has called it, else ``PeerTimeout``."""
+
+    def alive(self, peer: int) -> bool | None:
+        """Whether ``peer``'s process still exists; None if that cannot be known. Never waits."""
 
     def close(self) -> None:
         """Free all windows. Idempotent; never waits for a peer, dead or alive."""
@@ -196,10 +210,14 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """What an epilogue needs of the rest: a window (with words), and lanes."""
+    """What an epilogue needs of the rest: a window (with words), and lanes.
+
+    ``common``: not a need but an offer: the epilogue understands ``Plan.common``.
+    """
 
     window: bool = True
     lanes: bool = False
+    common: bool = False
 
 
 @runtime_checkable

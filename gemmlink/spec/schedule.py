@@ -7,8 +7,9 @@ by device backends and printed by ``explain``.
 
 Vocabulary
 
-- *actors*: ``producer`` (multiplies), ``mover`` (copies), ``host`` (calls a library collective),
-  ``consumer`` (waits and delivers the result).
+- *actors*: ``producer`` (multiplies), ``mover`` (copies), ``lane[p,i]`` (an ordered queue of copies
+  to rank p, run by a copy engine), ``host`` (calls a library collective), ``consumer`` (waits and
+  delivers the result).
 - *region*: the rows of one chunk of one source's product; it lies in the slot of that source.
 - *word*: a 64-bit cell in every rank's window with a single writer, which only grows. ``Set``
   writes the epoch (the number of the call), ``Wait`` is satisfied by the epoch or anything later.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 from gemmlink.spec.operations import Phase
@@ -34,8 +36,12 @@ LOCAL: Final = -1
 class Word:
     """Name of a word in every rank's window.
 
-    ``kind`` is ``"free"`` (writer ``source`` has finished reading its results) or ``"arrive"``
-    (chunk ``chunk`` of ``source`` is there). ``source`` is the one rank that writes it.
+    ``source`` is the one rank that writes it. Kinds:
+
+    - ``free``: the source has finished reading its results.
+    - ``arrive``: chunk ``chunk`` of the source is there, or may be loaded.
+    - ``read``: the source has finished loading from this rank's slot.
+    - ``chunk``: chunk ``chunk`` is complete in the own slot; written and read on the same rank.
     """
 
     kind: str
@@ -43,8 +49,8 @@ class Word:
     chunk: int = 0
 
     def __str__(self) -> str:
-        if self.kind == "arrive":
-            return f"arrive[{self.source},chunk {self.chunk}]"
+        if self.kind in ("arrive", "chunk"):
+            return f"{self.kind}[{self.source},chunk {self.chunk}]"
         return f"{self.kind}[{self.source}]"
 
 
@@ -84,12 +90,24 @@ class Store:
 
 @dataclass(frozen=True)
 class Load:
-    """Read a region from the own window, as the source of the stores that follow."""
+    """Read a region from the window of rank ``window``, as the source of the stores that follow."""
 
     region: Region
+    window: int
 
     def __str__(self) -> str:
-        return f"load {self.region} from the own window"
+        return f"load {self.region} from window {self.window}"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """In a lane: copy a region from the own window to the same place in rank ``to``'s window."""
+
+    region: Region
+    to: int
+
+    def __str__(self) -> str:
+        return f"copy {self.region} -> window {self.to}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +137,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Join:
-    """Wait until ``actor`` of this rank has ended (a kernel or stream boundary)."""
+    """Wait until ``actor`` of this rank has ended (a kernel or stream boundary).
+
+    Joining a lane means that it has drained: its sources may be overwritten, its copies are there.
+    """
 
     actor: str
     scope: Scope = "device"
@@ -140,32 +161,52 @@ class Collective:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Copy a region from the own window to its place in the result of the call."""
+    """Make a region of rank ``window``'s window part of the result of the call.
+
+    A result that is copied out gets its rows here. A result that is a view of the own window lies
+    there already; then ``window`` is the own rank.
+    """
 
     region: Region
+    window: int
 
     def __str__(self) -> str:
-        return f"deliver {self.region} to the result"
+        return f"deliver {self.region} from window {self.window} to the result"
 
 
-Action = Compute | Store | Load | Set | Wait | Join | Collective | Deliver
+Action = Compute | Store | Load | Copy | Set | Wait | Join | Collective | Deliver
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an epilogue may know when it writes a schedule; only ``rank`` differs between ranks."""
+    """What an epilogue may know when it writes a schedule; only ``rank`` differs between ranks.
+
+    ``view``: the result is a view of the own window, read until the rank enters its next call;
+    otherwise it is copied out within the call. ``buffers``: 1, or 2 slots used in turn.
+    ``send_complete``: the call ends only when the own slot is no longer read by anybody.
+    ``common``: the slots of all windows are one memory, so that what is in one is in all; only with
+    ``view``, and only for epilogues that say so.
+    ``lanes``: lanes per peer. ``lane_order``: ``in_order`` (a word set in a lane follows the copies
+    before it) or ``after_drain`` (only a drained lane's copies are known to be there).
+    """
 
     rank: int
     world: int
     chunks: int
     fused: bool
+    view: bool = False
+    buffers: int = 1
+    send_complete: bool = False
+    common: bool = False
+    lanes: int = 1
+    lane_order: str = "in_order"
 
-    @property
+    @cached_property
     def peers(self) -> tuple[int, ...]:
         """The other ranks, starting behind this one, so that ranks do not all send to rank 0."""
         return tuple((self.rank + i) % self.world for i in range(1, self.world))
 
-    @property
+    @cached_property
     def everyone(self) -> tuple[int, ...]:
         """This rank, then ``peers``."""
         return (self.rank, *self.peers)
@@ -173,10 +214,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Program:
-    """The actions of one actor, in order."""
+    """The actions of one actor, in order. ``lane`` is (peer, index) if the actor is a lane."""
 
     actor: str
     actions: tuple[Action, ...]
+    lane: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +237,7 @@ class Schedule:
     def uses_window(self) -> bool:
         """Whether any action needs peer memory or words."""
         return any(
-            isinstance(action, Set | Wait | Load | Deliver)
+            isinstance(action, Set | Wait | Load | Copy | Deliver)
             or (isinstance(action, Store) and action.to != LOCAL)
             for action in self.actions()
         )

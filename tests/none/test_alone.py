@@ -13,13 +13,13 @@ import torch
 
 import gemmlink
 from gemmlink.backends.eager import Eager
-from tests.refs import assert_equal, product, whole
+from tests.refs import MODES, assert_equal, product, whole
 
 ROOT = Path(__file__).parents[2]
-MODES = ("fused-push", "split-push", "collective", "auto")
+ANY_MODE = (*MODES, "auto")
 N, K, M = 6, 8, 5
 
-each_mode = pytest.mark.parametrize("mode", MODES)
+each_mode = pytest.mark.parametrize("mode", ANY_MODE)
 
 
 @each_mode
@@ -61,7 +61,7 @@ def test_a_plain_process_says_and_leaves_nothing(tmp_path: Path) -> None:
     script = """
 import multiprocessing, os, torch, gemmlink
 a, b = torch.ones(5, 8), torch.ones(6, 8)
-for mode in ("fused-push", "split-push", "collective", "auto"):
+for mode in ("fused-push", "split-pull", "fused-lanes", "collective", "auto"):
     got = gemmlink.gemm_all_gather(a, b, group=gemmlink.SELF, epilogue=mode)
     assert got.tolist() == [[8.0] * 6] * 5, mode
 got = gemmlink.gemm_all_gather(a, b)

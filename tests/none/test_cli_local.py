@@ -48,6 +48,7 @@ def test_help_imports_no_torch() -> None:
         ["bench", "--shape", "1,2,3", "--dtype", "int8"],
         ["bench", "--shape", "1,2,3", "--epilogue", "psh"],
         ["bench", "--shape", "1,2,3", "--chunks", "65"],
+        ["bench", "--shape", "1,2,3", "4,5,6", "--result", "vew"],
         ["bench", "--shape", "1,2,3", "--dtype", "fp32", "--out-dtype", "bf16"],
         ["explain", "--shape", "1,2,3", "--rank", "2"],
         ["conformance", "--transport", "smh"],

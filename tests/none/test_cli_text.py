@@ -19,7 +19,7 @@ PROMISED = (
     "backend", "mode", "chunks", "complete", "us", "unfused_us", "gemm_us", "comm_us", "bound_us",
     "best_split_us", "rel_l2", "exact", "ok",
 )  # fmt: skip
-ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason")
+ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason", "result")
 
 PLAN = Plan(((8, 16, 32),), torch.bfloat16, torch.float32)
 

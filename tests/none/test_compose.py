@@ -36,7 +36,14 @@ def _composed(world: int = 2, capacity: int = 512, **choice: Any) -> Composition
         ("split-collective", "collective", "none"),
         ("split-rccl", "collective", "none"),
         ("split-lsa-push", "split-push", "shm"),
+        ("split-lsa-pull", "split-pull", "shm"),
         ("fused-lsa", "fused-push", "shm"),
+        ("pull", "fused-pull", "shm"),
+        ("split-pull", "split-pull", "shm"),
+        ("lanes", "fused-lanes", "shm"),
+        ("split-lanes", "split-lanes", "shm"),
+        ("split-sdma", "split-lanes", "shm"),
+        ("fused-sdma", "fused-lanes", "shm"),
         pytest.param(Push(), "fused-push", "shm", id="object"),
         ("gemmlink.epilogues.push:Push", "fused-push", "shm"),
     ],
@@ -59,7 +66,13 @@ def test_an_object_is_compared_between_ranks_by_its_name() -> None:
         "epilogue": "push",
         "backend": "eager",
         "chunks": None,
+        "lanes": 1,
+        "buffers": 1,
+        "result": "copy",
+        "completion": "receive",
     }
+    assert Choice(view=True, send_complete=True).names()["result"] == "view"
+    assert Choice(send_complete=True).names()["completion"] == "receive_and_send"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,10 @@ def test_an_object_is_compared_between_ranks_by_its_name() -> None:
     [
         (
             {"epilogue": "puhs"},
-            ("auto, collective, push or 'module:attribute'", "Did you mean 'push'"),
+            (
+                "auto, collective, lanes, pull, push or 'module:attribute'",
+                "Did you mean 'push'",
+            ),
         ),
         ({"epilogue": "split-puhs"}, ("epilogue must be", "got 'puhs'", "Did you mean 'push'")),
         ({"epilogue": "Push"}, ("epilogue must be", "got 'Push'", "Did you mean 'push'")),
@@ -130,7 +146,7 @@ def test_how_many_chunks_are_taken(capacity: int, epilogue: str, chunks: int) ->
 
 
 @pytest.mark.parametrize("chunks", [1, 7, 64])
-@pytest.mark.parametrize("epilogue", ["fused-push", "split-push", "collective"])
+@pytest.mark.parametrize("epilogue", ["fused-push", "split-pull", "fused-lanes", "collective"])
 def test_chunks_that_are_asked_for_are_taken(epilogue: str, chunks: int) -> None:
     parts = _composed(epilogue=epilogue, chunks=chunks)
     assert parts.chunks == chunks
@@ -209,9 +225,39 @@ def test_a_transport_that_does_not_fit_is_unsupported(
 
 
 def test_an_epilogue_gets_the_lanes_that_it_needs() -> None:
-    with pytest.raises(Unsupported, match=r"'with-lanes' needs lanes; got .*'shm' without any"):
-        _composed(epilogue=_WithLanes())
-    assert _composed(epilogue=_WithLanes(), transport=_Limited(lanes=("in_order",))).mode
+    with pytest.raises(Unsupported, match=r"'with-lanes' needs lanes; got .*'limited' without any"):
+        _composed(epilogue=_WithLanes(), transport=_Limited())
+    assert _composed(epilogue=_WithLanes()).lane_order == "in_order"
+
+
+def test_the_best_order_that_lanes_promise_is_taken_and_said() -> None:
+    for lanes in (("in_order",), ("after_drain",), ("in_order", "after_drain")):
+        parts = _composed(epilogue="lanes", transport=_Limited(lanes=lanes))
+        assert parts.lane_order == lanes[0]
+        assert f"lanes of limited announce {lanes[0].replace('_', ' ')}" in parts.reasons
+    assert not any("announce" in reason for reason in _composed(epilogue="push").reasons)
+
+
+@pytest.mark.parametrize("buffers", [0, 3, -1, "2"])
+def test_buffers_are_one_or_two(buffers: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"buffers must be 1 or 2; got {buffers!r}"):
+        _composed(buffers=buffers)
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 17])
+def test_lanes_out_of_range_are_refused(lanes: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"lanes must be from 1 to 16; got {lanes}"):
+        _composed(lanes=lanes, epilogue="lanes")
+
+
+def test_a_view_needs_a_window_to_look_at() -> None:
+    with pytest.raises(Unsupported, match="a view shows the own window; got epilogue 'collective'"):
+        _composed(epilogue="collective", view=True)
+
+
+def test_a_pair_of_epilogues_needs_an_operation_of_two_phases() -> None:
+    with pytest.raises(Unsupported, match=r"'lanes\+pull' for an operation of one phase"):
+        _composed(epilogue="lanes+pull")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +269,7 @@ def test_an_epilogue_gets_the_lanes_that_it_needs() -> None:
         (Choice(), RuntimeError("x"), False),
         (Choice(transport="shm"), Unavailable("x"), False),
         (Choice(epilogue="push"), Unavailable("x"), False),
+        (Choice(view=True), Unavailable("x"), False),
     ],
     ids=repr,
 )

@@ -15,16 +15,15 @@ import gemmlink
 from gemmlink.backends.eager import Eager
 from gemmlink.core.call import Call
 from tests.conftest import Ranks
-from tests.refs import a_of, assert_equal, b_of, gathered, whole
+from tests.refs import FEW_MODES, MODES, WINDOW_MODES, a_of, assert_equal, b_of, gathered, whole
 
-MODES = ("fused-push", "split-push", "collective")
-WINDOW_MODES = ("fused-push", "split-push")
 N, K, M = 10, 8, 4
 #: Limit of a call in these tests, in seconds. No rank may take longer to hear of a mistake.
 LIMIT_S = 20.0
 NAN = float("nan")
 
 each_mode = pytest.mark.parametrize("mode", MODES)
+each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _good_call(rank: int, call: int, mode: str, group: Any = None) -> None:
@@ -246,7 +245,7 @@ def _function_refuses(rank: int, mode: str, name: str, cached: bool) -> tuple[st
 @pytest.mark.parametrize(
     "name", ["k of a", "list", "columns of out", "rows without me", "gradient"]
 )
-@each_mode
+@pytest.mark.parametrize("mode", ["fused-lanes", "collective"])
 def test_a_refused_call_of_the_function_form_is_heard_by_all(
     ranks: Ranks, mode: str, name: str, cached: bool
 ) -> None:
@@ -268,7 +267,7 @@ def _refuses_and_goes_on(rank: int, mode: str) -> str:
     return str(error)
 
 
-@each_mode
+@each_epilogue
 def test_a_refusal_waits_for_peers_that_come_later(ranks: Ranks, mode: str) -> None:
     """What rank 1 posts in its next call must not hide that it refused the one before."""
     for text in ranks(3).run(_refuses_and_goes_on, mode):
@@ -279,10 +278,10 @@ def _slow_to_deliver(rank: int, mode: str) -> None:
     """Rank 2 is still reading the entry records of call 1 when call 2 has been refused."""
     real = Call.result_rows
 
-    def slow(call: Call, source: int) -> torch.Tensor:
+    def slow(call: Call, source: int, first: int, last: int) -> torch.Tensor:
         if rank == 2 and call.epoch == 1 and source == 2:
             time.sleep(0.3)
-        return real(call, source)
+        return real(call, source, first, last)
 
     with (
         gemmlink.GemmAllGather(N, K, M, epilogue=mode) as op,
@@ -328,7 +327,7 @@ def _out_of_wrong_length(rank: int, mode: str, function: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("function", [False, True], ids=["object", "function"])
-@each_mode
+@each_epilogue
 def test_an_out_of_wrong_length_is_refused_where_it_was_passed(
     ranks: Ranks, mode: str, function: bool
 ) -> None:
@@ -397,8 +396,14 @@ def _choose(rank: int, choices: dict[str, str], only: int | None) -> None:
 @pytest.mark.parametrize(
     ("choices", "parts"),
     [
-        ({"epilogue": "pussh"}, ("epilogue must be auto, collective, push", "'push'?")),
-        ({"epilogue": "fused-pussh"}, ("epilogue must be auto, collective, push", "'push'?")),
+        (
+            {"epilogue": "pussh"},
+            ("epilogue must be auto, collective, lanes, pull, push", "'push'?"),
+        ),
+        (
+            {"epilogue": "fused-pussh"},
+            ("epilogue must be auto, collective, lanes, pull, push", "'push'?"),
+        ),
         ({"transport": "shmm"}, ("transport must be auto, shm", "'shm'?")),
         ({"transport": "shmm", "epilogue": "collective"}, ("transport must be auto, shm",)),
         ({"backend": "eagre"}, ("backend must be auto, eager", "'eager'?")),

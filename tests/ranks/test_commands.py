@@ -24,6 +24,7 @@ from gemmlink.spec.schedule import Plan, Program, Schedule, Store
 from tests.conftest import Ranks
 from tests.none.test_cli_local import run_json
 from tests.none.test_cli_text import ADDED, PROMISED
+from tests.refs import MODES
 
 _ROOT = Path(__file__).parents[2]
 _HERE = "tests.ranks.test_commands"
@@ -96,7 +97,8 @@ def test_bench_prints_rows_with_exactly_the_promised_fields(
     split = by_mode["split-push"]
     assert (split["world"], split["m"], split["n"], split["k"]) == (2, 6, 8, 40)
     assert split["bound_us"] == max(split["gemm_us"], split["comm_us"])
-    assert split["best_split_us"] == split["us"]
+    splits = [by_mode[f"split-{name}"]["us"] for name in ("push", "pull", "lanes")]
+    assert split["best_split_us"] == min(splits)
 
 
 def test_bench_measures_every_shape_and_chunk_count(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,13 +151,15 @@ def test_demo_prints_table_checks_and_verdict(
     text = capsys.readouterr().out
     assert "atomics " in text.splitlines()[0]
     assert "bfloat16 -> float32" in text
-    assert "Checked: 5 of 5 rows are right" in text
+    rows = 2 + len(MODES)  # unfused and the product alone, then every mode
+    assert f"Checked: {rows} of {rows} rows are right" in text
     assert "Verdict:" in text
 
 
 def test_conformance_passes_for_what_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--world", "2"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "150 passed, 0 failed"
+    # 5 pairs of dtypes, both forms of the call, 5 sets of M.
+    assert capsys.readouterr().out.splitlines()[-1] == f"{50 * len(MODES)} passed, 0 failed"
 
 
 def test_conformance_fails_for_an_epilogue_that_forgets_a_chunk(

@@ -19,15 +19,14 @@ from gemmlink.errors import PeerTimeout, Poisoned
 from gemmlink.groups import TorchGroup
 from tests.conftest import Ranks
 from tests.pool import Failure
-from tests.refs import a_of, assert_equal, b_of, gathered
+from tests.refs import FEW_MODES, MODES, a_of, assert_equal, b_of, gathered
 
-MODES = ("fused-push", "split-push", "collective")
-WINDOW_MODES = ("fused-push", "split-push")
 N, K, M = 10, 8, 4
 #: Limit of a call in these tests, in seconds. No rank may take longer to hear of a mistake.
 LIMIT_S = 20.0
 
 each_mode = pytest.mark.parametrize("mode", MODES)
+each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _good_call(rank: int, call: int, mode: str, group: Any = None) -> None:
@@ -56,12 +55,12 @@ def _late(rank: int, mode: str, lateness_s: float) -> None:
         _good_call(rank, 3, mode)
 
 
-@each_mode
+@each_epilogue
 def test_a_rank_within_the_limit_is_waited_for(ranks: Ranks, mode: str) -> None:
     ranks(3).run(_late, mode, 0.5, env={"GEMMLINK_TIMEOUT_S": "3"})
 
 
-@each_mode
+@each_epilogue
 def test_a_rank_beyond_the_limit_fails_the_call_everywhere(ranks: Ranks, mode: str) -> None:
     """The late rank hears of it too, and the next call of the function form works."""
     outcomes = ranks(3).outcomes(_late, mode, 3.0, env={"GEMMLINK_TIMEOUT_S": "1"})
@@ -72,7 +71,7 @@ def test_a_rank_beyond_the_limit_fails_the_call_everywhere(ranks: Ranks, mode: s
     assert late.type in ("PeerTimeout", "PeerLost", "Poisoned"), late.trace
 
 
-@pytest.mark.parametrize("mode", WINDOW_MODES)
+@pytest.mark.parametrize("mode", [mode for mode in FEW_MODES if mode != "collective"])
 def test_a_timeout_names_peer_word_epoch_and_values(ranks: Ranks, mode: str) -> None:
     outcomes = ranks(3).outcomes(_late, mode, 3.0, env={"GEMMLINK_TIMEOUT_S": "1"})
     failures = [o.error for o in outcomes[:2] if o.error.type == "PeerTimeout"]

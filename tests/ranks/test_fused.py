@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -16,13 +16,16 @@ from torch.distributed import distributed_c10d
 import gemmlink
 from gemmlink.backends.eager import Eager
 from gemmlink.core.launch import Launch
+from gemmlink.epilogues.lanes import Lanes
+from gemmlink.epilogues.pull import Pull
 from gemmlink.epilogues.push import Push
 from gemmlink.errors import GemmlinkError, PeerTimeout
-from gemmlink.spec.contracts import INTERFACE, Group, Needs
+from gemmlink.spec.contracts import INTERFACE, Epilogue, Group, Needs
 from gemmlink.spec.operations import Phase
 from gemmlink.spec.schedule import (
     Action,
     Compute,
+    Copy,
     Deliver,
     Join,
     Load,
@@ -37,9 +40,10 @@ from gemmlink.spec.schedule import (
 )
 from gemmlink.transport.shm import SharedMemory, ShmSession, ShmWindow
 from tests.conftest import Ranks
-from tests.refs import a_of, assert_equal, b_of, gathered
+from tests.refs import WINDOW_MODES, a_of, assert_equal, b_of, gathered
 
 N, K, CHUNKS = 9, 16, 4
+EPILOGUES: Mapping[str, Epilogue] = {"push": Push(), "pull": Pull(), "lanes": Lanes()}
 NAN = float("nan")
 
 
@@ -79,14 +83,18 @@ def _last_chunk_sees_peers_first(rank: int, mode: str, limit_s: float) -> list[i
     return backend.seen
 
 
-def test_fused_push_has_sent_a_chunk_before_the_last_is_computed(ranks: Ranks) -> None:
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_fused_a_chunk_has_been_sent_before_the_last_is_computed(
+    ranks: Ranks, epilogue: str
+) -> None:
     """Every rank holds its last chunk back until all peers' first chunks are there."""
-    assert ranks(3).run(_last_chunk_sees_peers_first, "fused-push", 10.0) == [[1, 1]] * 3
+    assert ranks(3).run(_last_chunk_sees_peers_first, f"fused-{epilogue}", 10.0) == [[1, 1]] * 3
 
 
-def test_split_push_sends_nothing_before_all_is_computed(ranks: Ranks) -> None:
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_split_nothing_is_sent_before_all_is_computed(ranks: Ranks, epilogue: str) -> None:
     """The same construction, which a split form must not satisfy: the test above can fail."""
-    seen = ranks(3).run(_last_chunk_sees_peers_first, "split-push", 0.2)
+    seen = ranks(3).run(_last_chunk_sees_peers_first, f"split-{epilogue}", 0.2)
     assert [0, 0] in seen, f"the first rank to give up cannot have seen anything: {seen}"
 
 
@@ -148,7 +156,7 @@ def _without_collectives(rank: int, mode: str) -> str:
     return "right"
 
 
-@pytest.mark.parametrize("mode", ["fused-push", "split-push", "auto"])
+@pytest.mark.parametrize("mode", [*WINDOW_MODES, "auto"])
 def test_once_prepared_no_collective_is_called(ranks: Ranks, mode: str) -> None:
     assert ranks(2).run(_without_collectives, mode) == ["right"] * 2
 
@@ -185,7 +193,10 @@ class Backwards:
         consumer: list[Action] = []
         for source in range(plan.world):
             for chunk in order:
-                consumer += [Wait(Word("arrive", source, chunk)), Deliver(Region(source, chunk))]
+                consumer += [
+                    Wait(Word("arrive", source, chunk)),
+                    Deliver(Region(source, chunk), plan.rank),
+                ]
         consumer += [Join("mover0"), Join("mover1")]
         consumer += [Set(Word("free", plan.rank), at=peer) for peer in plan.peers]
         programs = (
@@ -200,7 +211,7 @@ def _sent(plan: Plan, chunks: Sequence[int]) -> list[Action]:
     actions: list[Action] = []
     for chunk in chunks:
         region = Region(plan.rank, chunk)
-        actions += [Load(region), *(Store(region, to=peer) for peer in plan.peers)]
+        actions += [Load(region, plan.rank), *(Store(region, to=peer) for peer in plan.peers)]
         actions += [Set(Word("arrive", plan.rank, chunk), at=r) for r in plan.everyone]
     return actions
 
@@ -220,17 +231,24 @@ def test_an_epilogue_is_data_that_the_library_need_not_know(ranks: Ranks, chunks
     assert ranks(3).run(_backwards, chunks) == ["backwards"] * 3
 
 
-class Without(Push):
-    """Push in one of its forms, without the ``index``-th action of ``kind`` of every rank."""
+class Without:
+    """A mode without the ``index``-th action of ``kind`` of every rank."""
 
-    def __init__(self, fused: bool, kind: type, index: int) -> None:
-        self._fused, self._kind, self._index = fused, kind, index
+    interface = INTERFACE
+    complete = True
+
+    def __init__(self, mode: str, kind: type, index: int) -> None:
+        form, _, name = mode.partition("-")
+        self._whole = EPILOGUES[name]
+        self._fused, self._kind, self._index = form == "fused", kind, index
+        self.name = f"without-{name}"
+        self.needs = self._whole.needs
 
     def forms(self) -> tuple[bool, ...]:
         return (self._fused,)
 
     def schedule(self, phase: Phase, plan: Plan) -> Schedule:
-        whole = super().schedule(phase, plan)
+        whole = self._whole.schedule(phase, plan)
         count = -1
         programs = []
         for program in whole.programs:
@@ -243,23 +261,30 @@ class Without(Push):
         return replace(whole, programs=tuple(programs))
 
 
-def _count(fused: bool, kind: type) -> int:
+def _count(mode: str, kind: type, **rest: bool) -> int:
     """How many actions of ``kind`` a rank of two has, with two chunks."""
-    schedule = Push().schedule(Phase("gather", "product", ()), Plan(0, 2, 2, fused))
+    form, _, name = mode.partition("-")
+    plan = Plan(0, 2, 2, form == "fused", **rest)  # type: ignore[arg-type]
+    schedule = EPILOGUES[name].schedule(Phase("gather", "product", ()), plan)
     return sum(isinstance(action, kind) for action in schedule.actions())
 
 
-def _two_calls_without(rank: int, fused: bool, kind: type, index: int) -> list[str]:
+def _two_calls_without(
+    rank: int, mode: str, kind: type, index: int, complete_view: bool = False
+) -> list[str]:
     """What two calls come to: ``right``, ``wrong``, or the type of the error that ends them."""
     seen = []
+    rest: dict[str, Any] = {}
+    if complete_view:
+        rest = {"result": "view", "completion": "receive_and_send"}
     op = gemmlink.GemmAllGather(
-        N, K, 6, epilogue=Without(fused, kind, index), chunks=2, timeout_s=0.5
+        N, K, 6, epilogue=Without(mode, kind, index), chunks=2, timeout_s=0.5, **rest
     )
     try:
         with op:
             for call in (0, 1):
                 b = b_of(call, N, K)
-                out = torch.full((12, N), NAN)
+                out = None if complete_view else torch.full((12, N), NAN)
                 got = op(a_of(rank, call, 6, K), b, out=out)
                 seen.append("right" if torch.equal(got, gathered(call, [6, 6], b)) else "wrong")
     except PeerTimeout:
@@ -269,36 +294,51 @@ def _two_calls_without(rank: int, fused: bool, kind: type, index: int) -> list[s
     return seen
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
-def test_nothing_missing_is_right(ranks: Ranks, fused: bool) -> None:
+@pytest.mark.parametrize("complete_view", [False, True], ids=["copy", "complete view"])
+@pytest.mark.parametrize("mode", WINDOW_MODES)
+def test_nothing_missing_is_right(ranks: Ranks, mode: str, complete_view: bool) -> None:
     """The control for the tests that take actions away."""
-    assert ranks(2).run(_two_calls_without, fused, Set, -5) == [["right", "right"]] * 2
+    seen = ranks(2).run(_two_calls_without, mode, Set, -5, complete_view)
+    assert seen == [["right", "right"]] * 2
 
 
 @pytest.mark.parametrize(
-    ("fused", "index"),
-    [(fused, index) for fused in (True, False) for index in range(_count(fused, Set))],
-)
-def test_every_word_that_is_set_is_needed(ranks: Ranks, fused: bool, index: int) -> None:
-    """Without it somebody waits in vain, in that call or (for ``free``) in the next."""
-    for seen in ranks(2).run(_two_calls_without, fused, Set, index):
-        assert seen in (["timeout"], ["right", "timeout"]), f"without Set {index}: {seen}"
-
-
-@pytest.mark.parametrize(
-    ("fused", "kind", "index"),
+    ("mode", "index", "complete_view"),
     [
-        (fused, kind, index)
-        for fused in (True, False)
-        for kind in (Store, Deliver)
-        for index in range(_count(fused, kind))
+        *((mode, i, False) for mode in WINDOW_MODES for i in range(_count(mode, Set))),
+        *(
+            ("fused-pull", i, True)
+            for i in range(_count("fused-pull", Set, view=True, send_complete=True))
+        ),
     ],
 )
-def test_every_store_and_delivery_is_needed(
-    ranks: Ranks, fused: bool, kind: type, index: int
+def test_every_word_that_is_set_is_needed(
+    ranks: Ranks, mode: str, index: int, complete_view: bool
+) -> None:
+    """Without it somebody waits in vain, in that call or (for ``free``) in the next.
+
+    A lane whose copy nothing releases is refused when prepared.
+    """
+    for seen in ranks(2).run(_two_calls_without, mode, Set, index, complete_view):
+        refused = len(seen) == 1 and "a lane waits only for words" in seen[0]
+        late = seen in (["timeout"], ["right", "timeout"])
+        assert late or (refused and mode == "fused-lanes"), f"without Set {index}: {seen}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "index"),
+    [
+        (mode, kind, index)
+        for mode in WINDOW_MODES
+        for kind in (Store, Copy, Deliver)
+        for index in range(_count(mode, kind))
+    ],
+)
+def test_every_store_copy_and_delivery_is_needed(
+    ranks: Ranks, mode: str, kind: type, index: int
 ) -> None:
     """Without it the result is wrong on some rank, or the schedule is refused."""
-    seen = ranks(2).run(_two_calls_without, fused, kind, index)
+    seen = ranks(2).run(_two_calls_without, mode, kind, index)
     assert any("right" not in calls for calls in seen), f"without {kind.__name__} {index}: {seen}"
 
 
@@ -311,8 +351,8 @@ class _Bad(SharedMemory):
         session = super().open(group, key=key, timeout_s=timeout_s)
         make = session.window
 
-        def window(nbytes: int) -> ShmWindow:
-            made = make(nbytes)
+        def window(nbytes: int, common_from: int | None = None) -> ShmWindow:
+            made = make(nbytes, common_from)
             self.spoil(made, group.rank)
             return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -13,9 +14,18 @@ import torch.distributed as dist
 
 import gemmlink
 from tests.conftest import Ranks
-from tests.refs import a_of, assert_equal, b_of, gathered, product, relative_error, whole
+from tests.refs import (
+    FEW_MODES,
+    MODES,
+    a_of,
+    assert_equal,
+    b_of,
+    gathered,
+    product,
+    relative_error,
+    whole,
+)
 
-MODES = ("fused-push", "split-push", "collective")
 ANY_MODE = (*MODES, "auto")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 #: Pairs of input and output dtype that every mode serves.
@@ -29,23 +39,34 @@ def _each_dtype_and_rows(rank: int, world: int, mode: str) -> None:
     ragged = [5, 0, 7, 2, 13][:world]
     call = 0
     for dtype, out_dtype in PAIRS:
-        for rows in ([0] * world, [1] * world, [13] * world, ragged):
-            for known in (None, rows):
-                call += 1
-                b = b_of(call, N, K, dtype)
-                got = gemmlink.gemm_all_gather(
-                    a_of(rank, call, rows[rank], K, dtype),
-                    b,
-                    out_dtype=out_dtype,
-                    epilogue=mode,
-                    rows=known,
-                )
-                what = f"{mode} {dtype}->{out_dtype} rows {rows} known {known is not None}"
-                assert_equal(got, gathered(call, rows, b, out_dtype), what)
+        for rows, known in (
+            ([0] * world, False),
+            ([1] * world, True),
+            ([13] * world, False),
+            (ragged, False),
+            (ragged, True),
+        ):
+            call += 1
+            b = b_of(call, N, K, dtype)
+            got = gemmlink.gemm_all_gather(
+                a_of(rank, call, rows[rank], K, dtype),
+                b,
+                out_dtype=out_dtype,
+                epilogue=mode,
+                rows=rows if known else None,
+            )
+            what = f"{mode} {dtype}->{out_dtype} rows {rows} known {known}"
+            assert_equal(got, gathered(call, rows, b, out_dtype), what)
 
 
-@each_mode
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("world", "mode"),
+    [
+        *((world, mode) for world in (2, 3) for mode in ANY_MODE),
+        *((world, mode) for world in (1, 5) for mode in (*FEW_MODES, "auto")),
+        (4, "auto"),
+    ],
+)
 def test_exact_for_every_world_dtype_and_number_of_rows(
     ranks: Ranks, world: int, mode: str
 ) -> None:
@@ -261,8 +282,10 @@ def _interleaved(rank: int, modes: tuple[str, str]) -> None:
             assert_equal(second, gathered(1000 + call, [9, 9], c), f"second op, call {call}")
 
 
-@pytest.mark.parametrize("second", MODES)
-@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(first, second) for first in MODES for second in (first, "fused-push", "collective")],
+)
 def test_two_operations_may_take_turns(ranks: Ranks, first: str, second: str) -> None:
     ranks(2).run(_interleaved, (first, second))
 
@@ -294,19 +317,19 @@ def test_the_largest_max_m_of_all_ranks_counts(ranks: Ranks, mode: str) -> None:
     assert ranks(2).run(_own_limits, mode) == [7, 7]
 
 
-def _chunks(rank: int, mode: str, chunks: int) -> None:
-    with gemmlink.GemmAllGather(N, K, 13, epilogue=mode, chunks=chunks) as op:
-        assert op.launch.parts.chunks == chunks, f"{op.launch.parts.chunks} chunks"
-        for call, rows in enumerate([[13, 12], [0, 13], [1, 2]]):
-            b = b_of(call, N, K)
-            got = op(a_of(rank, call, rows[rank], K), b)
-            assert_equal(got, gathered(call, rows, b), f"{mode} chunks {chunks} rows {rows}")
+def _chunks(rank: int, mode: str) -> None:
+    for chunks in (1, 2, 3, 7, 13, 64):
+        with gemmlink.GemmAllGather(N, K, 13, epilogue=mode, chunks=chunks) as op:
+            assert op.launch.parts.chunks == chunks, f"{op.launch.parts.chunks} chunks"
+            for call, rows in enumerate([[13, 12], [0, 13], [1, 2]]):
+                b = b_of(call, N, K)
+                got = op(a_of(rank, call, rows[rank], K), b)
+                assert_equal(got, gathered(call, rows, b), f"{mode} chunks {chunks} rows {rows}")
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 7, 13, 64])
 @pytest.mark.parametrize("mode", MODES)
-def test_any_number_of_chunks_even_more_than_rows(ranks: Ranks, mode: str, chunks: int) -> None:
-    ranks(2).run(_chunks, mode, chunks)
+def test_any_number_of_chunks_even_more_than_rows(ranks: Ranks, mode: str) -> None:
+    ranks(2).run(_chunks, mode)
 
 
 @each_mode
@@ -331,23 +354,29 @@ def test_prepared_under_inference_mode_it_works_outside_too(ranks: Ranks, mode: 
     ranks(2).run(_under_inference, mode)
 
 
+def _open_files() -> int:
+    gc.collect()  # of what tests before this one have left
+    return len(os.listdir("/proc/self/fd"))
+
+
 def _descriptors(rank: int, mode: str) -> tuple[list[int], list[int]]:
     def use(count: int) -> int:
         for call in range(count):
             gemmlink.gemm_all_gather(whole(call, 3, K), b_of(0, N, K), epilogue=mode)
-        return len(os.listdir("/proc/self/fd"))
+        return _open_files()
 
     def reopen(count: int) -> int:
         for _ in range(count):
             gemmlink.clear_cache()
             use(1)
-        return len(os.listdir("/proc/self/fd"))
+        return _open_files()
 
-    return [use(5), use(300)], [reopen(3), reopen(12)]
+    return [use(5), use(100)], [reopen(3), reopen(6)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_neither_calls_nor_set_ups_use_up_file_descriptors(ranks: Ranks, mode: str) -> None:
     for calls, set_ups in ranks(2).run(_descriptors, mode):
-        assert calls[0] == calls[1], f"open files grew from {calls[0]} to {calls[1]} in 300 calls"
-        assert set_ups[0] == set_ups[1], f"open files grew {set_ups} in 12 set-ups"
+        assert calls[0] >= calls[1], f"open files grew from {calls[0]} to {calls[1]} in 100 calls"
+        # gloo closes what earlier contexts used a little later; a leak would cost one a set-up.
+        assert set_ups[1] - set_ups[0] < 3, f"open files grew {set_ups} in 6 set-ups"

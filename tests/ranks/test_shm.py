@@ -368,19 +368,6 @@ def test_close_is_idempotent_and_views_stay_readable(ranks: Ranks) -> None:
     ranks(2).run(_closed)
 
 
-def _lanes(rank: int) -> str:
-    with _session() as session:
-        try:
-            session.window(64).lane(0, 0)
-        except gemmlink.Unsupported as error:
-            return str(error)
-    return "a lane"
-
-
-def test_a_lane_is_refused(ranks: Ranks) -> None:
-    assert set(ranks(2).run(_lanes)) == {"transport 'shm' has no lanes; got lane 0 to rank 0"}
-
-
 def _unmapped(rank: int) -> tuple[int, int]:
     def mapped() -> int:
         with open("/proc/self/maps") as lines:

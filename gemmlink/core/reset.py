@@ -1,0 +1,51 @@
+"""Makes an operation usable again after a failed call. Collective, in four steps.
+
+1. Quiesce: this rank's lanes have stopped. Otherwise a late copy could deliver old data after the
+   reset.
+2. All ranks tell the number of the last call that they have *begun*, and so know that all have
+   stopped. The next call is later than any of these: with the last *completed* call instead, an
+   arrival of the failed one would satisfy a wait of the next.
+3. Each rank clears its own failure words, and sets its view of ``enter``, ``free`` and ``read``
+   as if everybody had just finished that call.
+4. All ranks wait for each other again; only then may anyone call.
+
+A rank that gives up waiting in step 4 goes on there when it tries again. Its peers may have left
+the reset since: they have forgotten what they told in step 2, and write to this rank's words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gemmlink.rendezvous import agree
+
+if TYPE_CHECKING:
+    from gemmlink.core.launch import Launch
+
+
+def reset(launch: Launch, timeout_s: float) -> None:
+    """Run the four steps. Raises ``PeerTimeout`` naming the ranks that have not come.
+
+    After an exception the operation is as unusable as before; calling again is allowed.
+    """
+    for lane in launch.program.lanes.values():
+        lane.drain(timeout_s)
+    key = launch.reset_key()
+    if launch.cleared_at is None:
+        records = agree(launch.group, f"{key}/issued", lambda: {"epoch": launch.epoch}, timeout_s)
+        launch.cleared_at = max(int(record["epoch"]) for record in records)
+        _clear(launch, launch.cleared_at)
+    agree(launch.group, f"{key}/cleared", dict, timeout_s)
+    if launch.library is not None:
+        launch.library.renew(f"{key}/gloo")
+    launch.begin_anew(launch.cleared_at)
+
+
+def _clear(launch: Launch, epoch: int) -> None:
+    words, layout, rank = launch.words, launch.layout, launch.group.rank
+    if words is None:
+        return
+    for source in range(launch.group.world):
+        words.set(rank, layout.single("abort", source), 0)
+        for kind in ("enter", "free", "read"):
+            words.set(rank, layout.single(kind, source), epoch)

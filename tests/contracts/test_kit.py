@@ -1,0 +1,196 @@
+"""The contract classes catch what they are for: each broken part fails the clause meant for it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from gemmlink import conformance
+from gemmlink.conformance import (
+    BackendContract,
+    EpilogueContract,
+    LaneContract,
+    RankContract,
+    TransportContract,
+    WindowContract,
+    WordsContract,
+    failures,
+    run_together,
+)
+
+_HERE = "tests.contracts"
+#: What each broken transport fails: contract, name, clauses.
+TRANSPORTS: list[tuple[type[RankContract], str, set[str]]] = [
+    (TransportContract, "Careless", {"a_barrier_waits_for_every_rank", "a_barrier_is_bounded"}),
+    (TransportContract, "Careless", {"a_living_peer_is_not_called_dead"}),
+    (
+        WindowContract,
+        "NotZeroed",
+        {"a_window_is_zero_at_first", "common_bytes_are_one_memory"},
+    ),
+    (
+        WindowContract,
+        "PrivateCopy",
+        {
+            "what_is_stored_in_a_peers_tensor_lies_in_its_memory",
+            "what_a_peer_stores_at_home_shows_in_its_tensor",
+        },
+    ),
+    (WindowContract, "FreeOnce", {"free_is_idempotent_and_waits_for_nobody"}),
+    (WindowContract, "Selfish", {"a_failure_on_one_rank_raises_on_all_and_leaves_nothing"}),
+    (WordsContract, "EarlyWord", {"a_word_announces_all_stores_before_it"}),
+    (
+        WordsContract,
+        "RaisingWait",
+        {
+            "a_wait_in_vain_returns_the_smaller_value",
+            "a_wait_is_bounded",
+            "a_long_wait_costs_little",
+        },
+    ),
+    (WordsContract, "DeafWait", {"a_wait_ends_when_the_word_comes"}),
+    (WordsContract, "EndlessWait", {"a_wait_is_bounded"}),
+    (WordsContract, "BusyWait", {"a_long_wait_costs_little"}),
+    (WordsContract, "NarrowWords", {"a_word_is_a_signed_64_bit_number"}),
+    (LaneContract, "HastyLane", {"a_copy_is_there_when_it_is_announced"}),
+    (LaneContract, "NewLanes", {"a_lane_is_the_same_object_each_time"}),
+    (LaneContract, "Killer", {"an_empty_lane_has_drained"}),
+]
+
+
+@cache
+def _transport_failures() -> dict[str, dict[str, str]]:
+    """All of them on one set of ranks."""
+    made: dict[str, Any] = {}
+    for contract, name, _ in TRANSPORTS:
+        values = {
+            "transport": f"{_HERE}.broken_transports:{name}",
+            "world": 2,
+            "clause_limit_s": 6.0,
+            "rounds": 0 if name == "DeafWait" else 20,
+            "__module__": __name__,
+        }
+        made[name] = type(name, (contract,), values)
+    run_together(*made.values())
+    return {name: failures(contract) for name, contract in made.items()}
+
+
+@pytest.mark.parametrize(("name", "clauses"), [(n, c) for _, n, c in TRANSPORTS])
+def test_a_broken_transport_fails_the_clause_meant_for_it(name: str, clauses: set[str]) -> None:
+    found = {clause.removeprefix("test_") for clause in _transport_failures()[name]}
+    assert clauses <= found, _transport_failures()[name]
+
+
+@pytest.mark.parametrize("name", ["NotZeroed", "RaisingWait", "EndlessWait", "HastyLane", "Killer"])
+def test_a_broken_transport_fails_no_other_clause(name: str) -> None:
+    """What is broken in one place does not hide that the rest is right."""
+    clauses = next(clauses for _, other, clauses in TRANSPORTS if other == name)
+    found = {clause.removeprefix("test_") for clause in _transport_failures()[name]}
+    assert found == clauses, _transport_failures()[name]
+
+
+def test_a_failure_names_the_clause_and_the_rank() -> None:
+    text = _transport_failures()["RaisingWait"]["test_a_wait_in_vain_returns_the_smaller_value"]
+    assert text.startswith("``wait`` returns a smaller value once the time has passed")
+    assert "rank 0: " in text
+    assert "TimeoutError: the word did not come" in text
+
+
+def test_a_rank_that_dies_is_charged_to_its_clause() -> None:
+    """And the clauses behind it are run all the same."""
+    found = _transport_failures()["Killer"]
+    assert "died with exit code 7" in found["test_an_empty_lane_has_drained"]
+    assert "test_lanes_end_with_the_window" not in found
+
+
+def test_a_clause_that_hangs_is_given_up() -> None:
+    text = _transport_failures()["EndlessWait"]["test_a_wait_is_bounded"]
+    assert "still running after 6 s" in text
+
+
+EPILOGUES = [
+    ("NoGate", {"the_gate_stands_before_the_first_store"}),
+    ("NoGate", {"nothing_is_overwritten_while_it_is_in_use"}),
+    ("LateGate", {"the_gate_stands_before_the_first_store"}),
+    ("NoFree", {"a_copied_result_sets_free_at_the_end", "no_rank_waits_in_a_circle"}),
+    ("EarlyFree", {"a_copied_result_sets_free_at_the_end"}),
+    ("MissingSet", {"each_word_awaited_is_set_once_by_its_source", "no_rank_waits_in_a_circle"}),
+    ("DoubleSet", {"words_are_set_by_their_source"}),
+    ("DeliversTwice", {"every_region_is_delivered_once"}),
+    ("DeliversLess", {"every_region_is_delivered_once"}),
+    ("Hasty", {"what_is_delivered_is_there"}),
+    ("Unplaced", {"every_word_has_a_place"}),
+    ("Polite", {"no_rank_waits_in_a_circle"}),
+    ("Moody", {"schedules_are_pure"}),
+    ("Boastful", {"needs_say_what_is_used"}),
+    ("Forgetful", {"send_complete_means_that_nobody_reads_the_own_slot"}),
+    ("Overtaking", {"what_is_delivered_is_there"}),
+]
+
+
+@cache
+def _epilogue_failures(name: str) -> dict[str, str]:
+    """Those of the clauses about schedules, which need no ranks."""
+    values = {"epilogue": f"{_HERE}.broken_epilogues:{name}"}
+    contract = type(name, (EpilogueContract,), values)
+    return failures(contract, ranks=False)
+
+
+@pytest.mark.parametrize(("name", "clauses"), EPILOGUES)
+def test_a_broken_epilogue_fails_the_clause_meant_for_it(name: str, clauses: set[str]) -> None:
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name)}
+    assert clauses <= found, _epilogue_failures(name)
+
+
+@pytest.mark.parametrize("name", ["LateGate", "DeliversTwice", "Polite", "Boastful", "Forgetful"])
+def test_a_broken_epilogue_fails_no_other_clause(name: str) -> None:
+    clauses = next(clauses for other, clauses in EPILOGUES if other == name)
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name)}
+    assert found == clauses, _epilogue_failures(name)
+
+
+def test_an_epilogue_that_leaves_rows_out_is_not_exact() -> None:
+    values = {
+        "epilogue": f"{_HERE}.broken_epilogues:DeliversLess",
+        "world": 2,
+        "__module__": __name__,
+    }
+    contract = type("Less", (EpilogueContract,), values)
+    found = failures(contract)
+    assert "elements differ" in found["test_it_is_exact_alone"]
+    assert "elements differ" in found["test_it_is_exact_on_all_ranks"]
+
+
+BACKENDS = [
+    ("Rounding", "sums_are_kept_in_float32"),
+    ("Rounding", "small_terms_survive_beside_large_ones"),
+    ("Rounding", "results_are_rounded_once"),
+    ("Spilling", "nothing_is_written_beside_out"),
+    ("Idle", "a_product_over_nothing_is_positive_zero"),
+    ("Negative", "a_product_over_nothing_is_positive_zero"),
+    ("Greedy", "inputs_are_left_alone"),
+    ("Straight", "strides_are_arbitrary"),
+    ("Choosy", "it_supports_every_pair_of_dtypes"),
+]
+
+
+@pytest.mark.parametrize(("name", "clause"), BACKENDS)
+def test_a_broken_backend_fails_the_clause_meant_for_it(name: str, clause: str) -> None:
+    values = {"backend": f"{_HERE}.broken_backends:{name}"}
+    found = failures(type(name, (BackendContract,), values))
+    assert f"test_{clause}" in found, found
+
+
+CONTRACTS = [name for name in conformance.__all__ if name.endswith("Contract")]
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_every_clause_is_a_sentence(name: str) -> None:
+    """A failure quotes it."""
+    contract = getattr(conformance, name)
+    for method in dir(contract):
+        if method.startswith("test_"):
+            text = (getattr(contract, method).__doc__ or "").strip()
+            assert text.endswith("."), f"{name}.{method}: {text!r}"

@@ -1,0 +1,233 @@
+"""For tests in which a rank goes wrong: places in a call to do that at, and groups of their own.
+
+A *place* is a point of the protocol on one rank: before one of the words that it sets to enter a
+call, or before a step of its schedule. ``before`` does something there, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+import gemmlink
+from gemmlink.core.interpret import CallState
+from gemmlink.groups import TorchGroup
+from gemmlink.spec.contracts import Words
+from gemmlink.spec.schedule import Set
+from tests.refs import a_of, assert_equal, b_of, gathered
+
+MODES = ("fused-push", "split-push", "fused-pull", "split-pull", "fused-lanes", "split-lanes")
+N, K, M = 10, 8, 4
+WORLD, CHUNKS = 3, 2
+#: Limit of a call where no rank is to reach it, in seconds; hearing of a failure takes far less.
+LIMIT_S = 30.0
+HEARD_S = 10.0
+
+#: Words that a rank sets at each peer to enter a call: an entry record, and that it is there.
+ENTRY_WORDS = 4
+
+Place = tuple[str, int]
+Deed = Callable[[], None]
+
+
+class Planned(Exception):
+    """The error that a test raises in the middle of a call."""
+
+
+def fail() -> None:
+    """A deed: raise."""
+    raise Planned("as the test planned")
+
+
+def fail_when_others_have_ended() -> None:
+    """A deed: raise, once the other ranks have completed the call and are ``synchronised``."""
+    synchronised()
+    fail()
+
+
+def prepared(mode: str, **choices: Any) -> gemmlink.GemmAllGather:
+    """Collective: an operation of the size that these tests use."""
+    given = {"chunks": CHUNKS, "timeout_s": LIMIT_S, **choices}
+    return gemmlink.GemmAllGather(N, K, 2 * M, epilogue=mode, **given).prepare()
+
+
+def exact(
+    op: gemmlink.GemmAllGather, call: int, what: str, rows: Sequence[int] | None = None
+) -> None:
+    """A call with the inputs number ``call``, right in every element."""
+    rank = op.group.rank
+    rows = rows or [M] * op.group.world
+    b = b_of(call, N, K)
+    got = op(a_of(rank, call, rows[rank], K), b)
+    assert_equal(got, gathered(call, rows, b), f"rank {rank}, inputs {call}, {what}")
+
+
+def attempt(op: gemmlink.GemmAllGather, call: int, what: str) -> Exception | None:
+    """A call that may fail: its error, or None after an exact result."""
+    try:
+        exact(op, call, what)
+    except AssertionError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def failing(bad: Callable[[], Any]) -> Exception:
+    """The error of what must fail."""
+    try:
+        value = bad()
+    except AssertionError:
+        raise
+    except Exception as error:
+        return error
+    raise AssertionError(f"returned {value!r} where an error was due")
+
+
+def poisoned(op: gemmlink.GemmAllGather, what: str) -> None:
+    """After a failure neither a call nor a look finds the operation usable."""
+    for use in (lambda: exact(op, 0, what), op.check):
+        error = failing(use)
+        assert isinstance(error, gemmlink.Poisoned), f"{what}: {error!r}"
+
+
+# Places.
+
+
+def steps(op: gemmlink.GemmAllGather) -> list[Place]:
+    """Every step of this rank's schedule."""
+    return [("step", index) for index in range(len(op.launch.program.steps))]
+
+
+def places(op: gemmlink.GemmAllGather) -> list[Place]:
+    """Every word by which this rank enters a call, then every step of its schedule."""
+    entry = range(ENTRY_WORDS * (op.group.world - 1))
+    return [*(("word", index) for index in entry), *steps(op)]
+
+
+def spread(found: Sequence[Place], count: int) -> list[Place]:
+    """``count`` of the places, the first and the last among them."""
+    return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
+
+
+@contextlib.contextmanager
+def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[None]:
+    """Within, this rank does ``deed`` before it goes on at ``place``."""
+    kind, index = place
+    launch = op.launch
+    if kind == "word":
+        assert launch.words is not None
+        with mock.patch.object(launch, "words", _Trap(launch.words, index, deed)):
+            yield
+        return
+    step = launch.program.steps[index]
+    run = step.run
+
+    def first(call: CallState) -> None:
+        deed()
+        run(call)
+
+    with mock.patch.object(step, "run", first):
+        yield
+
+
+class _Trap:
+    """Words that do a deed before the one numbered ``index`` is set."""
+
+    def __init__(self, words: Words, index: int, deed: Deed) -> None:
+        self._words = words
+        self._left = index
+        self._deed = deed
+
+    def set(self, peer: int, offset: int, value: int) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._deed()
+        self._words.set(peer, offset, value)
+
+    def read(self, offset: int) -> int:
+        return self._words.read(offset)
+
+    def wait(self, offset: int, at_least: int, timeout_s: float) -> int:
+        return self._words.wait(offset, at_least, timeout_s)
+
+
+def served(op: gemmlink.GemmAllGather, place: Place) -> list[int]:
+    """The ranks to which this one has announced all its data when it comes to ``place``."""
+    kind, index = place
+    left = op.launch.program.steps[index if kind == "step" else 0 :]
+    announced = [step.placed.action for step in left if isinstance(step.placed.action, Set)]
+    owed = {action.at for action in announced if action.word.kind == "arrive"}
+    return [rank for rank in range(op.group.world) if rank not in owed]
+
+
+@contextlib.contextmanager
+def call_limit(op: gemmlink.GemmAllGather, limit_s: float) -> Iterator[None]:
+    """Within, calls of ``op`` have another limit."""
+    with mock.patch.object(op.launch, "timeout_s", limit_s):
+        yield
+
+
+# Groups.
+
+
+class _Party:
+    """As much of a process group as ``TorchGroup`` uses."""
+
+    def __init__(self, path: str, rank: int, world: int) -> None:
+        self._rank = rank
+        self._world = world
+        self._store = dist.FileStore(path, world)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+
+def own_group(path: str, rank: int, world: int) -> TorchGroup:
+    """A group over the file ``path``, whatever process groups there are."""
+    return TorchGroup(_Party(path, rank, world))
+
+
+def started(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A process of its own for a rank that is to be killed: no pool has to start anew for it."""
+    process = multiprocessing.get_context("forkserver").Process(
+        target=target, args=arguments, daemon=True
+    )
+    process.start()
+    return process
+
+
+# What a process holds.
+
+
+def named(pids: Sequence[int]) -> list[str]:
+    """What these processes have in /dev/shm by name; others may be at work there too."""
+    return [n for n in os.listdir("/dev/shm") if any(f"gemmlink-{pid}-" in n for pid in pids)]
+
+
+def timed(act: Callable[[], Any]) -> float:
+    """Seconds that ``act`` takes."""
+    started = time.monotonic()
+    act()
+    return time.monotonic() - started
+
+
+def synchronised(value: Any = None) -> list[Any]:
+    """Collective over the default group: every rank's value."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -3,7 +3,7 @@
     atomics     load, store and wait on one 64-bit word of shared memory (imports nothing of ours)
     _atomics    the same three in C; built when a compiler is present
     segments    memory of one process that others on the same host can map
-    joined      one address range over two segments, for slots that all ranks share
+    mapping     memory files mapped as tensors, one or two to an address range
     cpu_lanes   worker threads that play the copy engine
     liveness    whether a peer's process still exists
     shm         the transport over them (imports all of these)

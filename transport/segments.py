@@ -1,15 +1,16 @@
 """Segments: memory of one process that others on the same host can map.
 
-A segment is a file in ``/dev/shm`` when that has room, else an anonymous memory file that peers
-reach through ``/proc/<pid>/fd``. Either way its space is reserved at once: a mapping of a file that
-cannot be backed would kill the process (SIGBUS) at the first store, long after the cause.
+A segment is a file in ``/dev/shm`` when that has room, else a memory file of the kernel's. Peers
+reach it through ``/proc/<pid>/fd``, so that it needs no name and nothing is left whenever a process
+is killed; a name is given only where peers cannot see each other there. Its space is reserved at
+once: a mapping of a file that cannot be backed would kill the process (SIGBUS) at the first store,
+long after the cause.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import secrets
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ SHM = "/dev/shm"
 
 @dataclass
 class Segment:
-    """A reserved file. ``path`` is None for an anonymous one. The creator owns ``fd``."""
+    """A reserved file. ``path`` is None for one without a name. The creator owns ``fd``."""
 
     fd: int
     path: str | None
@@ -39,10 +40,6 @@ class Segment:
             "inode": [stat.st_dev, stat.st_ino],
         }
 
-    def map(self) -> mmap.mmap:
-        """Map it into this process, shared, readable and writable."""
-        return mmap.mmap(self.fd, self.nbytes)
-
     def unlink(self) -> None:
         """Remove the name; mappings stay. Afterwards nothing can be left behind. Idempotent."""
         if self.path is not None:
@@ -58,12 +55,13 @@ class Segment:
             self.fd = -1
 
 
-def create(nbytes: int) -> Segment:
+def create(nbytes: int, named: bool) -> Segment:
     """A new segment with ``nbytes`` bytes of zeroed, reserved memory, mode 0600.
 
-    Raises ``Unavailable`` with the bytes needed and free when neither place has room.
+    ``named``: for peers that do not share this process's ``/proc``. Raises ``Unavailable`` with the
+    bytes needed and free when neither place has room.
     """
-    segment = _in_shm(nbytes) or _anonymous(nbytes)
+    segment = _in_shm(nbytes, named) or _in_memory(nbytes)
     if segment is None:
         raise Unavailable(
             f"a window needs {nbytes} bytes of shared memory",
@@ -74,22 +72,10 @@ def create(nbytes: int) -> Segment:
     return segment
 
 
-def attach(record: dict[str, Any], rank: int) -> mmap.mmap:
-    """Map the segment that ``record`` of rank ``rank`` describes.
-
-    Raises ``Unsupported`` when this process cannot see it: another host, container or user.
-    """
-    fd = open_peer(record, rank)
-    try:
-        return mmap.mmap(fd, record["nbytes"])
-    finally:
-        os.close(fd)
-
-
 def open_peer(record: dict[str, Any], rank: int) -> int:
     """Open the segment that ``record`` of rank ``rank`` describes; the caller closes it.
 
-    Raises ``Unsupported`` as ``attach`` does.
+    Raises ``Unsupported`` when this process cannot see it: another host, container or user.
     """
     for path in (record["path"], f"/proc/{record['pid']}/fd/{record['fd']}"):
         fd = _open_same(path, record["inode"])
@@ -116,17 +102,22 @@ def _open_same(path: str | None, inode: list[int]) -> int | None:
     return None
 
 
-def _in_shm(nbytes: int) -> Segment | None:
-    # Short (31 characters is the limit elsewhere), with no user input in it, unique by chance.
-    path = f"{SHM}/gemmlink-{os.getpid()}-{secrets.token_hex(4)}"
+def _in_shm(nbytes: int, named: bool) -> Segment | None:
+    flags, path = os.O_RDWR | os.O_CLOEXEC, None
+    if named:
+        # Short (31 characters is the limit elsewhere), with no user input in it, unique by chance.
+        path = f"{SHM}/gemmlink-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if path is not None:
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        else:
+            fd = os.open(SHM, flags | os.O_TMPFILE, 0o600)
     except OSError:
         return None
     return _reserved(Segment(fd, path, nbytes))
 
 
-def _anonymous(nbytes: int) -> Segment | None:
+def _in_memory(nbytes: int) -> Segment | None:
     if nbytes > memory_free():
         return None
     return _reserved(Segment(os.memfd_create("gemmlink"), None, nbytes))

@@ -1,8 +1,9 @@
 """Transport ``shm``: CPU ranks on one host, through POSIX shared memory.
 
 Each rank owns one segment per window; every rank maps all of them. Words are aligned 64-bit cells
-in the segments, read and written by real atomic instructions (``transport.atomics``). Names are
-removed as soon as all ranks have mapped a segment, so a killed job leaves nothing.
+in the segments, read and written by real atomic instructions (``transport.atomics``). Segments have
+no names where ranks see each other's ``/proc``; elsewhere names are removed as soon as all ranks
+have mapped a segment. So a killed job leaves nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from gemmlink.rendezvous import agree
 from gemmlink.spec.contracts import INTERFACE, Capabilities, Group
 from gemmlink.transport import atomics, segments
 from gemmlink.transport.cpu_lanes import CpuLane
-from gemmlink.transport.joined import joined
 from gemmlink.transport.liveness import Watch, process
+from gemmlink.transport.mapping import joined, mapped
 
 _LINE = 64
 
@@ -61,14 +62,17 @@ class SharedMemory:
                     f"rank 0 on {places[0]['host']} and rank {rank} on {place['host']}",
                     "Use epilogue='collective', or a group of ranks on one host.",
                 )
-        return ShmSession(group, key, timeout_s, [Watch(place) for place in places])
+        return ShmSession(group, key, timeout_s, places)
 
 
 class ShmSession:
     """An open ``shm`` transport; makes windows whose segments all ranks map."""
 
-    def __init__(self, group: Group, key: str, timeout_s: float, watches: list[Watch]) -> None:
-        self._watches = watches
+    def __init__(
+        self, group: Group, key: str, timeout_s: float, places: list[dict[str, Any]]
+    ) -> None:
+        self._watches = [Watch(place) for place in places]
+        self._named = any(place["pids"] != places[0]["pids"] for place in places)
         self.rank = group.rank
         self.world = group.world
         self._group = group
@@ -77,13 +81,26 @@ class ShmSession:
         self._windows: list[ShmWindow] = []
         self._made = 0
         self._barriers = 0
-        self._control = self.window(self.world * _LINE)
+        try:
+            self._control = self._first_window()
+        except BaseException:
+            self.close()
+            raise
+
+    def _first_window(self) -> ShmWindow:
+        try:
+            return self.window(self.world * _LINE)
+        except Unsupported:
+            if self._named:
+                raise
+            self._named = True  # some rank may not look into another's /proc; all have heard of it
+            return self.window(self.world * _LINE)
 
     def window(self, nbytes: int, common_from: int | None = None) -> ShmWindow:
         """Collective; see ``contracts.Session``."""
         self._made += 1
         key = f"{self._key}/window{self._made}"
-        window = ShmWindow(self._group, key, nbytes, common_from, self._timeout_s)
+        window = ShmWindow(self._group, key, nbytes, common_from, self._timeout_s, self._named)
         # One that has been freed must not be kept: its words hold the memory.
         self._windows = [known for known in self._windows if not known.freed]
         self._windows.append(window)
@@ -133,18 +150,25 @@ class ShmWindow:
     """
 
     def __init__(
-        self, group: Group, key: str, nbytes: int, common_from: int | None, timeout_s: float
+        self,
+        group: Group,
+        key: str,
+        nbytes: int,
+        common_from: int | None,
+        timeout_s: float,
+        named: bool,
     ) -> None:
         self.nbytes = nbytes
         self.freed = False
         self._common_from = common_from
+        self._named = named
         self._rank = group.rank
         self._lanes: dict[tuple[int, int], CpuLane] = {}
         self._tensors: list[torch.Tensor] = []
         self._segment: segments.Segment | None = None
         try:
             records = agree(group, f"{key}/create", self._create, timeout_s)
-            agree(group, f"{key}/map", lambda: self._map(records, group.rank), timeout_s)
+            agree(group, f"{key}/map", lambda: self._map(records), timeout_s)
         except BaseException:
             self.free()
             raise
@@ -156,41 +180,32 @@ class ShmWindow:
 
     def _create(self) -> dict[str, Any]:
         whole = self._common_from is None or self._rank == 0
-        self._segment = segments.create(self.nbytes if whole else int(self._common_from or 0))
+        nbytes = self.nbytes if whole else int(self._common_from or 0)
+        self._segment = segments.create(nbytes, self._named)
         return self._segment.record()
 
-    def _map(self, records: list[dict[str, Any]], rank: int) -> dict[str, Any]:
-        # The tensor keeps the mapping alive, and with it every view that a caller still holds.
+    def _map(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        # A tensor keeps its mapping alive, and with it every view that a caller still holds.
+        files: list[int] = []
         try:
-            if self._common_from is not None:
-                self._tensors = self._map_joined(records, self._common_from)
-            else:
-                self._tensors = self._map_each(records, rank)
+            for peer, record in enumerate(records):
+                files.append(segments.open_peer(record, peer))
+            self._tensors = [self._map_one(file, files[0]) for file in files]
         except OSError as error:
             raise Unavailable(
                 f"{self.nbytes} bytes of every rank's window must fit this process's address space",
                 str(error),
                 "Raise the limit (ulimit -v), or lower max_m.",
             ) from error
-        return {}
-
-    def _map_each(self, records: list[dict[str, Any]], rank: int) -> list[torch.Tensor]:
-        assert self._segment is not None, "agree returned without a segment"
-        maps = [
-            self._segment.map() if peer == rank else segments.attach(record, peer)
-            for peer, record in enumerate(records)
-        ]
-        return [torch.frombuffer(mapped, dtype=torch.uint8) for mapped in maps]
-
-    def _map_joined(self, records: list[dict[str, Any]], split: int) -> list[torch.Tensor]:
-        files: list[int] = []
-        try:
-            for peer, record in enumerate(records):
-                files.append(segments.open_peer(record, peer))
-            return [joined(file, files[0], split, self.nbytes) for file in files]
         finally:
             for file in files:
                 os.close(file)
+        return {}
+
+    def _map_one(self, file: int, first: int) -> torch.Tensor:
+        if self._common_from is None:
+            return mapped(file, self.nbytes)
+        return joined(file, first, self._common_from, self.nbytes)
 
     def tensor(self, peer: int) -> torch.Tensor:
         """All bytes of ``peer``'s segment."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from typing import Any
 
 import torch
 
@@ -129,24 +129,21 @@ class LaneContract(RankContract):
     def test_lanes_end_with_the_window(self, desk: Desk) -> None:
         """Lanes end with the window: after ``free`` nothing of them is left running."""
         session = desk.open()
-        session.window(_DATA).free()
-        # Twice: a thread that something else has started meanwhile is not started again.
-        left = min(_threads_left(desk, session), _threads_left(desk, session))
-        require(left <= 0, f"{left} threads more are running after free than before")
+        before = _tasks()
+        window = session.window(_DATA)
+        for peer in desk.peers:
+            for index in range(2):
+                window.lane(peer, index).copy(0, _LINE, 8)
+                window.lane(peer, index).drain(LIMIT_S)
+        desk.meet()
+        window.free()
+        deadline = time.monotonic() + LIMIT_S
+        while (left := _tasks() - before) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        require(not left, f"threads that run after free and did not before: {sorted(left)}")
 
 
-def _threads_left(desk: Desk, session: Any) -> int:
-    """How many threads more there are after a window with lanes has come and gone."""
-    before = len(os.listdir("/proc/self/task"))
-    window = session.window(_DATA)
-    for peer in desk.peers:
-        for index in range(2):
-            window.lane(peer, index).copy(0, _LINE, 8)
-            window.lane(peer, index).drain(LIMIT_S)
-    desk.meet()
-    window.free()
-    deadline = time.monotonic() + LIMIT_S / 4
-    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    desk.meet()
-    return len(os.listdir("/proc/self/task")) - before
+def _tasks() -> set[str]:
+    """This process's threads, as the system numbers them, with the names that Python knows."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    return {f"{task} {names.get(task, '')}".strip() for task in os.listdir("/proc/self/task")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -38,6 +39,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _open_files() -> set[str]:
+    gc.collect()  # what other tests left must not be closed in between
     return {f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}" for fd in _numbers()}
 
 

@@ -371,12 +371,14 @@ def _descriptors(rank: int, mode: str) -> tuple[list[int], list[int]]:
             use(1)
         return _open_files()
 
-    return [use(5), use(100)], [reopen(3), reopen(6)]
+    return [use(5), use(100)], [reopen(3), reopen(12)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_neither_calls_nor_set_ups_use_up_file_descriptors(ranks: Ranks, mode: str) -> None:
     for calls, set_ups in ranks(2).run(_descriptors, mode):
         assert calls[0] >= calls[1], f"open files grew from {calls[0]} to {calls[1]} in 100 calls"
-        # gloo closes what earlier contexts used a little later; a leak would cost one a set-up.
-        assert set_ups[1] - set_ups[0] < 3, f"open files grew {set_ups} in 6 set-ups"
+        # Of a context that has gone, gloo may keep the listening socket until the next comes: seen
+        # to be there or not, and never two, over 60 set-ups.
+        spare = 1 if mode == "collective" else 0
+        assert set_ups[1] - set_ups[0] <= spare, f"open files grew {set_ups} in 12 set-ups"

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import gemmlink
 from gemmlink import groups
 from gemmlink.errors import PeerTimeout
+from gemmlink.rendezvous import agree
 from gemmlink.transport import segments, shm
 from gemmlink.transport.shm import SharedMemory, ShmSession
 from tests.conftest import Ranks
@@ -62,6 +63,48 @@ def test_a_window_has_no_name_once_it_is_mapped(ranks: Ranks) -> None:
 
 
 _kept: list[gemmlink.GemmAllGather] = []
+
+
+def _names_ever(rank: int, sight: str) -> tuple[str, list[int]]:
+    """Mode used, and how many names each exchange of the set-up saw."""
+    seen: list[int] = []
+    real = agree
+
+    def counted(*arguments: Any) -> Any:
+        seen.append(len(_names([os.getpid()])))
+        found = real(*arguments)
+        seen.append(len(_names([os.getpid()])))
+        return found
+
+    with mock.patch.object(shm, "agree", counted), contextlib.ExitStack() as stack:
+        if sight == "other namespace":
+            record = {"pid": os.getpid(), "pids": f"pid:[{rank}]"}
+            stack.enter_context(mock.patch.object(shm, "process", return_value=record))
+        if sight == "closed /proc" and rank == 1:
+            stack.enter_context(mock.patch.object(segments, "_open_same", _open_by_name))
+        mode = _call(rank)
+    return mode, [*seen, len(_names([os.getpid()]))]
+
+
+def _open_by_name(path: str | None, inode: list[int]) -> int | None:
+    return None if path is None or path.startswith("/proc/") else _open_same(path, inode)
+
+
+_open_same = segments._open_same
+
+
+def test_ranks_that_share_proc_never_make_a_name(ranks: Ranks) -> None:
+    for mode, seen in ranks(2).run(_names_ever, ""):
+        assert mode != "collective"
+        assert max(seen) == 0, seen
+
+
+@pytest.mark.parametrize("sight", ["other namespace", "closed /proc"])
+def test_ranks_that_cannot_see_each_others_proc_use_names(ranks: Ranks, sight: str) -> None:
+    for mode, seen in ranks(2).run(_names_ever, sight):
+        assert mode != "collective"
+        assert max(seen) == 1, seen
+        assert seen[-1] == 0, seen
 
 
 def _keep_open(rank: int) -> None:
@@ -371,7 +414,7 @@ def test_close_is_idempotent_and_views_stay_readable(ranks: Ranks) -> None:
 def _unmapped(rank: int) -> tuple[int, int]:
     def mapped() -> int:
         with open("/proc/self/maps") as lines:
-            return sum("gemmlink" in line for line in lines)
+            return sum("/dev/shm/" in line for line in lines)
 
     before = mapped()
     op = gemmlink.GemmAllGather(N, K, M, epilogue="push").prepare()

@@ -48,7 +48,7 @@ def _held(group: TorchGroup, path: str) -> Held:
 
 def _mappings() -> int:
     with open("/proc/self/maps") as file:
-        return sum("gemmlink" in line for line in file)
+        return sum("/dev/shm/" in line for line in file)
 
 
 def _assert_same(before: Held, after: Held, slack: int, what: str) -> None:

@@ -304,11 +304,11 @@ def check_arguments(
 
 
 def _check_input(name: str, tensor: torch.Tensor, rows: int | None, problem: Problem) -> None:
+    shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
     fits = (
-        isinstance(tensor, torch.Tensor)
-        and tensor.dim() == 2
-        and tensor.shape[1] == problem.k
-        and (rows is None or tensor.shape[0] == rows)
+        len(shape) == 2
+        and shape[1] == problem.k
+        and (rows is None or shape[0] == rows)
         and tensor.dtype == problem.dtype
         and tensor.device.type == problem.device.type
         and tensor.layout == torch.strided
@@ -338,15 +338,20 @@ def _unfit(name: str, tensor: torch.Tensor, rows: int | None, problem: Problem) 
 
 
 def _check_out(out: torch.Tensor, problem: Problem) -> None:
-    want = f"out must be a {dtype_name(problem.out_dtype)} tensor of shape (sum of M, {problem.n})"
-    if not isinstance(out, torch.Tensor):
-        raise InvalidArgument(want, type(out).__name__)
-    if out.dim() != 2 or out.shape[1] != problem.n or out.dtype != problem.out_dtype:
-        raise InvalidArgument(want, f"{dtype_name(out.dtype)} of shape {tuple(out.shape)}")
+    shape = out.shape if isinstance(out, torch.Tensor) else ()
+    if len(shape) != 2 or shape[1] != problem.n or out.dtype != problem.out_dtype:
+        raise _unfit_out(out, problem)
     if out.device.type != problem.device.type:
         raise InvalidArgument(f"out must be on {problem.device}", str(out.device))
     if out.requires_grad and torch.is_grad_enabled():
         raise Unsupported("gradients do not pass through this operation", "out with requires_grad")
+
+
+def _unfit_out(out: torch.Tensor, problem: Problem) -> InvalidArgument:
+    want = f"out must be a {dtype_name(problem.out_dtype)} tensor of shape (sum of M, {problem.n})"
+    if not isinstance(out, torch.Tensor):
+        return InvalidArgument(want, type(out).__name__)
+    return InvalidArgument(want, f"{dtype_name(out.dtype)} of shape {tuple(out.shape)}")
 
 
 def _check_rows(rows: Sequence[int], world: int, rank: int, mine: int) -> None:

@@ -15,7 +15,7 @@
 
 /* The waiting rule, in nanoseconds; transport/atomics.py states it once more in Python. */
 #define GEMMLINK_SPIN_ONLY 5000
-#define GEMMLINK_SPIN_UNTIL 20000
+#define GEMMLINK_SPIN_UNTIL 100000
 #define GEMMLINK_SLEEP_SHORTEST 20000
 #define GEMMLINK_SLEEP_LONGEST 1000000
 #define GEMMLINK_SLEEP_DIVISOR 20

@@ -15,10 +15,11 @@ caller keeps the mapping under it alive. A misplaced address is a ValueError, a 
 
 No operation adds, swaps or compares, and none orders a store before a later load.
 
-The waiting rule: spin for 20 us, giving the processor away between looks from 5 us on, and then
+The waiting rule: spin for 100 us, giving the processor away between looks from 5 us on, and then
 sleep a twentieth of the time waited so far, but at least 20 us and at most 1 ms. So a wait of
 seconds takes under a tenth of a processor, and sees a store late by about 5 % of the time waited,
-at most about 1 ms.
+at most about 1 ms. The spin covers what a rank waits in a small call: a sleep of 20 us lasts about
+75, since the system rounds it up.
 
 Python has no atomic access of its own, so there are several ways to it, taken in this order:
 
@@ -42,7 +43,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 _SPIN_ONLY_NS = 5_000
-_SPIN_UNTIL_NS = 20_000
+_SPIN_UNTIL_NS = 100_000
 _SLEEP_SHORTEST_NS = 20_000
 _SLEEP_LONGEST_NS = 1_000_000
 _SLEEP_DIVISOR = 20

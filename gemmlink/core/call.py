@@ -64,25 +64,26 @@ class Call:
         self._rows: list[int] | None = None
         if rows is not None:
             self._rows = list(rows)
-            ticket.fields["rows"] = tuple(rows)
+            ticket.fields = {**ticket.fields, "rows": tuple(rows)}
         self._fingerprint = fingerprint(ticket.fields)
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
         self._starts: list[int] = []
         self._view = launch.schedule.plan.view
-        self._firsts: list[int] = []
+        #: First rows of all blocks among the rows of a set of slots.
+        self.firsts: list[int] = []
         self._local: torch.Tensor | None = None
         self._header_sent = False
         self._deadline = time.monotonic() + launch.timeout_s
 
-    def run(self, check_first: bool) -> torch.Tensor:
-        """Enter, execute the schedule, and return the result."""
+    def run(self, check_first: bool, aborts: bool) -> torch.Tensor:
+        """Enter, execute the schedule, and return the result. ``aborts``: some rank has failed."""
         self.m = int(self.a.shape[0])
-        self._firsts = self._slot_rows()
+        self.firsts = self._slot_rows()
         if self.launch.words is not None:
             # A peer may have given the call up before this rank came. All the data may be here all
             # the same: without this look a late rank would hold a result that the others lack.
-            if self.launch.has_aborts():
+            if aborts:
                 self._look_for_aborts()
             self._enter()
             if self.m > self.launch.problem.capacity:
@@ -115,10 +116,6 @@ class Call:
             return self._read_record(source)
         return self._rows[source]
 
-    def first_row(self, source: int) -> int:
-        """Where ``source``'s block begins among the rows of a set of slots."""
-        return self._firsts[source]
-
     def local(self) -> torch.Tensor:
         """Private buffer for the own product."""
         if self._local is None:
@@ -128,7 +125,10 @@ class Call:
 
     def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
         """Rows of the result that come from ``source``; sizes the result first."""
-        result, start = self._sized_result(), self._starts[source]
+        result = self._result
+        if result is None:
+            result = self._sized_result()
+        start = self._starts[source]
         return result[start + first : start + last]
 
     def all_gather(self) -> None:
@@ -165,20 +165,22 @@ class Call:
         assert words is not None, "entering without a window"
         # The record of call n-2 is overwritten: nobody may still read it. After a call that was
         # completed this holds already; a refused one is left without waiting for anybody.
+        epoch, set_word = self.epoch, words.set
         for word, offset in launch.entries:
-            self.wait(word, offset, self.epoch - 1)
-        base, enter = launch.layout.record(launch.group.rank, self.epoch), launch.own_entry
+            if words.read(offset) < epoch - 1:
+                self.wait(word, offset, epoch - 1)
+        base, enter = launch.layout.record(launch.group.rank, epoch), launch.own_entry
         for peer in launch.schedule.plan.peers:
-            words.set(peer, base, self.epoch)
-            words.set(peer, base + WORD, self.m)
-            words.set(peer, base + 2 * WORD, self._fingerprint)
-            words.set(peer, enter, self.epoch)
+            set_word(peer, base, epoch)
+            set_word(peer, base + WORD, self.m)
+            set_word(peer, base + 2 * WORD, self._fingerprint)
+            set_word(peer, enter, epoch)
 
     def _slot_rows(self) -> list[int]:
         """First rows of all blocks: a slot apart, or packed where the result is a view of them."""
         world = self.launch.group.world
         if not self._view:
-            return [rank * self.launch.problem.capacity for rank in range(world)]
+            return self.launch.firsts
         rows = (
             self._rows
             if self._rows is not None
@@ -194,18 +196,21 @@ class Call:
 
     def _resolve_rows(self) -> None:
         """Read every rank's entry record."""
-        world, rank = self.launch.group.world, self.launch.group.rank
-        self._take_rows(
-            [self.m if peer == rank else self._read_record(peer) for peer in range(world)]
-        )
+        rows = [self.m] * self.launch.group.world
+        for peer in self.launch.schedule.plan.peers:
+            rows[peer] = self._read_record(peer)
+        self._take_rows(rows)
 
     def _read_record(self, peer: int) -> int:
         """M of ``peer``, once it has entered; raise if its other arguments differ from the own."""
         launch, words = self.launch, self.launch.words
         assert words is not None, "records without a window"
-        self.wait(Word("enter", peer), launch.layout.single("enter", peer), self.epoch)
+        enter = launch.enter_of[peer]
+        if words.read(enter) < self.epoch:
+            self.wait(Word("enter", peer), enter, self.epoch)
         base = launch.layout.record(peer, self.epoch)
-        epoch, rows, other = (words.read(base + field * WORD) for field in range(3))
+        epoch, rows = words.read(base), words.read(base + WORD)
+        other = words.read(base + 2 * WORD)
         if epoch != self.epoch:  # the peer has given this call up and made others since
             raise self.ticket.refusal(peer)
         if other != self._fingerprint:
@@ -261,31 +266,33 @@ class Call:
 
     def _sized_result(self) -> torch.Tensor:
         if self._result is None:
-            if self.launch.words is not None:
-                self._resolve_rows()
-            rows, problem = self._known_rows(), self.launch.problem
-            self._starts = [sum(rows[:rank]) for rank in range(len(rows) + 1)]
-            shape = (self._starts[-1], problem.n)
-            if self._view:
-                grid = self.launch.program.grid(self.launch.group.rank, self.epoch)
-                self._result = grid[: self._starts[-1]]
-                return self._result
-            if self._out is not None and tuple(self._out.shape) == shape:
-                self._result = self._out
-                return self._result
-            if self._out is not None:
-                # Known only now that all ranks' M are: by all means finish the call, for the
-                # peers wait for what this rank still has to send.
-                came = str(tuple(self._out.shape))
-                self._late = InvalidArgument(f"out must have shape {shape}", came)
-                self._late.call_completed = True
-            self._result = torch.empty(shape, dtype=problem.out_dtype)
+            self._result = self._make_result()
         return self._result
+
+    def _make_result(self) -> torch.Tensor:
+        if self.launch.words is not None:
+            self._resolve_rows()
+        rows, problem = self._known_rows(), self.launch.problem
+        self._starts = starts = [0]
+        for count in rows:
+            starts.append(starts[-1] + count)
+        if self._view:
+            return self.launch.program.grid(self.launch.group.rank, self.epoch)[: starts[-1]]
+        shape = (starts[-1], problem.n)
+        if self._out is not None and self._out.shape == shape:
+            return self._out
+        if self._out is not None:
+            # Known only now that all ranks' M are: by all means finish the call, for the peers
+            # wait for what this rank still has to send.
+            came = str(tuple(self._out.shape))
+            self._late = InvalidArgument(f"out must have shape {shape}", came)
+            self._late.call_completed = True
+        return torch.empty(shape, dtype=problem.out_dtype)
 
     def _finished(self) -> torch.Tensor:
         # A schedule that delivers nothing still owes a result of the right shape: world 1 of an
         # empty product, for example.
-        result = self._sized_result()
+        result = self._result if self._result is not None else self._sized_result()
         if self._late is not None:
             raise self._late
         return result

@@ -34,8 +34,11 @@ from gemmlink.spec.schedule import (
 )
 from gemmlink.spec.window import WindowLayout
 
-#: Views of windows that a program keeps.
-_PLACES = 1024
+#: Views of a window that a step keeps: calls of few sizes make few.
+_PLACES = 64
+
+#: Where a region lies: first and last row in its source's block, and these rows of a window.
+Place = tuple[int, int, torch.Tensor]
 
 
 class CallState(Protocol):
@@ -48,6 +51,8 @@ class CallState(Protocol):
     m: int
     #: The region that the next stores copy, ``(rows, n)``.
     value: torch.Tensor
+    #: First row of each source's block among the rows of a set of slots.
+    firsts: list[int]
 
     def wait(self, word: Word, offset: int, at_least: int) -> None:
         """Wait for a word of the own window, within the limit of the call."""
@@ -57,9 +62,6 @@ class CallState(Protocol):
 
     def rows_of(self, source: int) -> int:
         """M of ``source`` in this call."""
-
-    def first_row(self, source: int) -> int:
-        """First row of ``source``'s block among the rows of a set of slots."""
 
     def local(self) -> torch.Tensor:
         """The private buffer for the own product, ``(M, n)``."""
@@ -96,8 +98,6 @@ class HostProgram:
         self._layout = layout
         self._window = window
         self._grids: dict[tuple[int, int], torch.Tensor] = {}
-        # Views of the grids. Making one costs more than a word; calls of few sizes make few.
-        self._places: dict[tuple[int, int, int, int], torch.Tensor] = {}
         self.lanes: dict[str, Lane] = {
             program.actor: self._peers().lane(*program.lane)
             for program in schedule.programs
@@ -118,7 +118,6 @@ class HostProgram:
         self.steps = []
         self.lanes = {}
         self._grids.clear()
-        self._places.clear()
         self._window = None
 
     def grid(self, owner: int, epoch: int) -> torch.Tensor:
@@ -134,17 +133,34 @@ class HostProgram:
                 self._grids[key] = raw.view(problem.out_dtype).view(shape)
         return self._grids[key]
 
-    def place(self, call: CallState, owner: int, region: Region) -> torch.Tensor:
-        """Where ``region`` lies in ``owner``'s window, ``(rows of the chunk, n)``."""
-        base = call.first_row(region.source)
-        first, last = self._rows(call, region)
-        key = (owner, call.epoch % self._layout.buffers, base + first, base + last)
-        found = self._places.get(key)
-        if found is None:
-            if len(self._places) >= _PLACES:
-                self._places.clear()
-            found = self._places[key] = self.grid(owner, call.epoch)[base + first : base + last]
-        return found
+    def _place(self, owner: int, region: Region) -> Callable[[CallState], Place]:
+        """What finds ``region`` in ``owner``'s window, and remembers: making a view costs more."""
+        self._peers()
+        source, buffers = region.source, self._layout.buffers
+        own = source == self._plan.rank
+        known: dict[tuple[int, int, int], Place] = {}
+
+        def find(call: CallState) -> Place:
+            rows = call.m if own else call.rows_of(source)
+            base = call.firsts[source]
+            key = (call.epoch % buffers, base, rows)
+            place = known.get(key)
+            if place is None:
+                if len(known) >= _PLACES:
+                    known.clear()
+                first, last = chunk_rows(rows, self._plan.chunks, region.chunk)
+                grid = self.grid(owner, call.epoch)
+                place = known[key] = (first, last, grid[base + first : base + last])
+            return place
+
+        return find
+
+    def _local(self, region: Region) -> Callable[[CallState], Place]:
+        def find(call: CallState) -> Place:
+            first, last = self._rows(call, region)
+            return first, last, call.local()[first:last]
+
+        return find
 
     def _rows(self, call: CallState, region: Region) -> tuple[int, int]:
         rows = call.m if region.source == self._plan.rank else call.rows_of(region.source)
@@ -198,47 +214,41 @@ class HostProgram:
             return self._collective(action)
         raise Unsupported("the host walks the actions of spec.schedule", f"'{action}'")
 
-    def _target(self, store: Store) -> Callable[[CallState], torch.Tensor]:
-        region = store.region
-        if store.to != LOCAL:
-            self._peers()
-            return lambda call: self.place(call, store.to, region)
-
-        def local(call: CallState) -> torch.Tensor:
-            first, last = self._rows(call, region)
-            return call.local()[first:last]
-
-        return local
+    def _target(self, store: Store) -> Callable[[CallState], Place]:
+        if store.to == LOCAL:
+            return self._local(store.region)
+        return self._place(store.to, store.region)
 
     def _compute_into(self, store: Store) -> Callable[[CallState], None]:
         if store.region.source != self._plan.rank:
             raise InvalidArgument("a rank stores its own product", f"'{store}'")
-        target, region, multiply = self._target(store), store.region, self._backend.multiply
+        find, multiply = self._target(store), self._backend.multiply
 
         def step(call: CallState) -> None:
-            first, last = self._rows(call, region)
-            call.value = target(call)
+            first, last, target = find(call)
+            call.value = target
             if last - first == call.m > 0:
-                multiply(call.a, call.b, call.value)
+                multiply(call.a, call.b, target)
             elif last > first:
-                multiply(call.a[first:last], call.b, call.value)
+                multiply(call.a[first:last], call.b, target)
 
         return step
 
     def _copy_to(self, store: Store) -> Callable[[CallState], None]:
-        target = self._target(store)
+        find = self._target(store)
 
         def step(call: CallState) -> None:
-            if call.value.shape[0]:
-                target(call).copy_(call.value)
+            first, last, target = find(call)
+            if last > first:
+                target.copy_(call.value)
 
         return step
 
     def _load(self, load: Load) -> Callable[[CallState], None]:
-        self._peers()
+        find = self._place(load.window, load.region)
 
         def step(call: CallState) -> None:
-            call.value = self.place(call, load.window, load.region)
+            call.value = find(call)[2]
 
         return step
 
@@ -256,7 +266,7 @@ class HostProgram:
 
         def step(call: CallState) -> None:
             first, last = self._rows(call, region)
-            start = call.first_row(region.source) + first
+            start = call.firsts[region.source] + first
             offset = self._layout.slots(call.epoch) + start * row
             if last > first:
                 lane.copy(offset, offset, (last - first) * row)
@@ -264,23 +274,30 @@ class HostProgram:
         return step
 
     def _wait(self, action: Wait) -> Callable[[CallState], None]:
-        self._peers()
+        read = self._peers().words.read
         word, lag, offset = action.word, action.lag, self._layout.word(action.word)
-        return lambda call: call.wait(word, offset, call.epoch - lag)
+
+        def step(call: CallState) -> None:
+            wanted = call.epoch - lag
+            if read(offset) < wanted:
+                call.wait(word, offset, wanted)
+
+        return step
 
     def _deliver(self, action: Deliver) -> Callable[[CallState], None]:
-        self._peers()
         region, window = action.region, action.window
+        find = self._place(window, region)
         if self._plan.view:
             if window != self._plan.rank:
                 raise InvalidArgument("a view shows the own window", f"'{action}'")
             return lambda call: None
+        source = region.source
 
         def step(call: CallState) -> None:
-            first, last = self._rows(call, region)
-            target = call.result_rows(region.source, first, last)
+            first, last, place = find(call)
+            target = call.result_rows(source, first, last)
             if last > first:
-                target.copy_(self.place(call, window, region))
+                target.copy_(place)
 
         return step
 

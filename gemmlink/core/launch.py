@@ -78,9 +78,10 @@ class Launch:
         self._fields = {**request, "capacity": problem.capacity}
         self._session = session
         # Where the peers say that they have entered, and where this rank says it at each of them.
-        self.entries = [
-            (Word("enter", peer), layout.single("enter", peer)) for peer in schedule.plan.peers
-        ]
+        self.enter_of = [layout.single("enter", peer) for peer in range(group.world)]
+        self.entries = [(Word("enter", peer), self.enter_of[peer]) for peer in schedule.plan.peers]
+        #: First rows of the blocks where each has a slot of its own.
+        self.firsts = [peer * problem.capacity for peer in range(group.world)]
         self.own_entry = layout.single("enter", group.rank)
         self._aborts = [layout.single("abort", peer) for peer in range(group.world)]
         #: Where a reset that has begun and not ended will go on from, once that is agreed.
@@ -112,7 +113,7 @@ class Launch:
         if not self._busy.acquire(blocking=False):
             raise Overlap(f"one call of {self.operation} at a time", "a call from another thread")
         try:
-            self.refuse_if_unusable()
+            aborts = self.refuse_if_unusable()
             problems = problems or self._written_view()
             self._view_version = None  # the last view ends here, whatever becomes of this call
             self.epoch += 1
@@ -120,7 +121,7 @@ class Launch:
             try:
                 if problems is not None:
                     raise problems
-                result = call.run(check_first)
+                result = call.run(check_first, aborts)
             except BaseException as error:
                 self._end_badly(call, error)
                 raise
@@ -160,11 +161,15 @@ class Launch:
         """Whether ``peer``'s process exists; None if that cannot be known."""
         return self._session.alive(peer) if self._session is not None else None
 
-    def refuse_if_unusable(self) -> None:
-        """Raise if this operation is closed, has failed here, or has failed on a peer. Local."""
+    def refuse_if_unusable(self) -> bool:
+        """Raise if this operation is closed, has failed here, or has failed on a peer. Local.
+
+        Returns ``has_aborts()``.
+        """
         if self.closed:
             raise InvalidArgument(f"{self.operation} must be open", "a use after close()")
-        if self._poison is None:
+        aborts = self.has_aborts()
+        if aborts and self._poison is None:
             self._learn_of_failures()
         if self._poison is not None:
             raise Poisoned(
@@ -172,6 +177,7 @@ class Launch:
                 self._poison,
                 "reset() it on every rank, or close() it and prepare a new one.",
             )
+        return aborts
 
     def close(self) -> None:
         """Give the window back. Idempotent; waits for nobody."""
@@ -196,12 +202,9 @@ class Launch:
 
     def has_aborts(self) -> bool:
         """Whether any rank has ever refused or failed; a quick look before the thorough one."""
-        words = self.words
-        return words is not None and any(words.read(offset) for offset in self._aborts)
+        return self.words is not None and any(map(self.words.read, self._aborts))
 
     def _learn_of_failures(self) -> None:
-        if not self.has_aborts():
-            return
         for peer in range(self.group.world):
             epoch, code, _ = self.abort_of(peer)
             # A failure in the coming call is that call's own affair: see core.call.

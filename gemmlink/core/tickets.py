@@ -44,7 +44,7 @@ class Ticket:
         self.group = group
         self.channel = channel
         self.number = number
-        self.fields = dict(fields)
+        self.fields = fields  # replaced where they change, never written to
         self._posted = False
 
     def stalled(self) -> None:

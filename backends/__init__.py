@@ -1,8 +1,10 @@
 """The backend layer: who multiplies.
 
-| module | backend |
+| module | what |
 | --- | --- |
-| ``eager`` | torch's own product; runs everywhere, the reference for the others |
+| ``eager`` | backend: torch's own product; runs everywhere, the reference for the others |
+| ``widened`` | 16-bit inputs multiplied in float32, block by block |
+| ``processor`` | what this machine's processor multiplies by itself |
 
 A backend imports ``gemmlink.spec`` and ``gemmlink.errors`` only. It never sees a schedule or an
 epilogue: the core walks the schedule and calls ``multiply``.

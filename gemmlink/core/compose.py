@@ -25,8 +25,8 @@ ALIASES: Mapping[str, str] = {
     "fused-sdma": "fused-lanes",
 }
 
-# Rows below which a chunk costs more (one more product, one more word per peer) than it overlaps.
-# For 16-bit inputs on a CPU each product widens all of B again: about 13/rows of its time.
+# How a fused form cuts where nobody says: rows below which a chunk costs more (one more product,
+# one more word per peer) than it can overlap. A 16-bit product may have to widen all of B again.
 _CHUNK_ROWS = 128
 _CHUNK_ROWS_16_BIT = 512
 _DEFAULT_MAX_CHUNKS = 8
@@ -100,7 +100,7 @@ def compose(problem: Problem, world: int, choice: Choice) -> Composition:
     """Resolve ``choice`` for ``problem``. Raises an error of ours if the parts do not fit."""
     reasons: list[str] = []
     backend = _backend(problem, choice, reasons)
-    epilogue, fused = _epilogue(problem, world, choice, reasons)
+    epilogue, fused = _epilogue(world, choice, reasons)
     transport = _transport(problem, choice, epilogue, reasons)
     chunks = _chunks(problem, choice, fused, reasons)
     _check_reuse(choice, epilogue)
@@ -155,15 +155,13 @@ def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
     return backend
 
 
-def _epilogue(
-    problem: Problem, world: int, choice: Choice, reasons: list[str]
-) -> tuple[Epilogue, bool]:
+def _epilogue(world: int, choice: Choice, reasons: list[str]) -> tuple[Epilogue, bool]:
     if choice.epilogue == "auto":
         if world == 1:
             reasons.append("epilogue collective: world 1 has nothing to send")
             return cast(Epilogue, plugins.find("epilogue", "collective")), False
-        wanted, form = "push", None
-        reasons.append("epilogue push: peers' windows can be written directly")
+        wanted, form = "pull", None
+        reasons.append("epilogue pull: each block is copied once, by its reader, or not at all")
     elif isinstance(choice.epilogue, str):
         wanted, form = _split_mode(ALIASES.get(choice.epilogue, choice.epilogue))
         reasons.append(f"epilogue {choice.epilogue}: asked for")
@@ -171,7 +169,7 @@ def _epilogue(
         wanted, form = choice.epilogue, None
         reasons.append(f"epilogue {name_of(wanted)}: passed as an object")
     epilogue = cast(Epilogue, plugins.find("epilogue", wanted))
-    return epilogue, _form(problem, epilogue, form, reasons)
+    return epilogue, _form(epilogue, form, reasons)
 
 
 def _split_mode(text: str) -> tuple[str, bool | None]:
@@ -187,7 +185,7 @@ def _split_mode(text: str) -> tuple[str, bool | None]:
     return text, None
 
 
-def _form(problem: Problem, epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
+def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
     forms = epilogue.forms()
     if form is not None:
         if form not in forms:
@@ -199,13 +197,11 @@ def _form(problem: Problem, epilogue: Epilogue, form: bool | None, reasons: list
         return form
     if len(forms) == 1:
         return forms[0]
-    fused = problem.capacity >= 2 * _chunk_rows(problem)
-    relation = "at least" if fused else "fewer than"
     reasons.append(
-        f"{'fused' if fused else 'split'}: {problem.capacity} rows are {relation} two chunks of "
-        f"{_chunk_rows(problem)}"
+        "split: on CPUs a rank's one thread multiplies and moves, so a fused form overlaps little "
+        "and its chunks cost more"
     )
-    return fused
+    return False
 
 
 def _transport(

@@ -29,7 +29,7 @@ def _composed(world: int = 2, capacity: int = 512, **choice: Any) -> Composition
 @pytest.mark.parametrize(
     ("epilogue", "mode", "transport"),
     [
-        ("push", "fused-push", "shm"),
+        ("push", "split-push", "shm"),
         ("fused-push", "fused-push", "shm"),
         ("split-push", "split-push", "shm"),
         ("collective", "collective", "none"),
@@ -38,14 +38,14 @@ def _composed(world: int = 2, capacity: int = 512, **choice: Any) -> Composition
         ("split-lsa-push", "split-push", "shm"),
         ("split-lsa-pull", "split-pull", "shm"),
         ("fused-lsa", "fused-push", "shm"),
-        ("pull", "fused-pull", "shm"),
+        ("pull", "split-pull", "shm"),
         ("split-pull", "split-pull", "shm"),
-        ("lanes", "fused-lanes", "shm"),
+        ("lanes", "split-lanes", "shm"),
         ("split-lanes", "split-lanes", "shm"),
         ("split-sdma", "split-lanes", "shm"),
         ("fused-sdma", "fused-lanes", "shm"),
-        pytest.param(Push(), "fused-push", "shm", id="object"),
-        ("gemmlink.epilogues.push:Push", "fused-push", "shm"),
+        pytest.param(Push(), "split-push", "shm", id="object"),
+        ("gemmlink.epilogues.push:Push", "split-push", "shm"),
     ],
     ids=str,
 )
@@ -123,11 +123,12 @@ def test_a_class_in_place_of_an_object_is_refused(kind: str, value: Any) -> None
         _composed(**{kind: value})
 
 
-@pytest.mark.parametrize(("capacity", "mode"), [(0, "split"), (255, "split"), (256, "fused")])
-def test_push_is_fused_from_two_chunks_on(capacity: int, mode: str) -> None:
+@pytest.mark.parametrize("capacity", [0, 1, 100_000])
+def test_auto_on_cpus_pulls_when_all_is_computed(capacity: int) -> None:
     parts = _composed(capacity=capacity)
-    assert parts.mode == f"{mode}-push"
-    assert any(f"{mode}: {capacity} rows" in reason for reason in parts.reasons)
+    assert (parts.mode, parts.chunks) == ("split-pull", 1)
+    assert any(reason.startswith("split: ") for reason in parts.reasons)
+    assert any(reason.startswith("epilogue pull: ") for reason in parts.reasons)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmlink.backends import eager
+from gemmlink.backends import processor, widened
 from gemmlink.backends.eager import Eager
 from tests.refs import assert_equal, product, relative_error, whole
 
@@ -144,10 +144,16 @@ def test_infinities_and_nan_are_kept() -> None:
     assert bool(out[2].isnan().all())
 
 
-@pytest.mark.parametrize("k", [1, 1000, (2 << 20) // 4, (2 << 20)])
-def test_b_is_widened_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
-    """Never a float32 copy of all weights; one row at least, however long it is."""
-    sizes = []
+# What is widened.
+
+
+@pytest.mark.parametrize("out_dtype", [BF16, F32])
+@pytest.mark.parametrize("m", [1, 33, 64, 256])
+def test_a_product_takes_little_scratch(
+    monkeypatch: pytest.MonkeyPatch, m: int, out_dtype: torch.dtype
+) -> None:
+    """Under a tenth of B; never a float32 copy of the weights, nor of a large A."""
+    sizes: list[int] = []
     real = torch.empty
 
     def empty(*size: int) -> torch.Tensor:
@@ -155,20 +161,103 @@ def test_b_is_widened_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch,
         sizes.append(made.nbytes)
         return made
 
+    n, k = 2048, 7168
+    a, b, out = torch.ones(m, k, dtype=BF16), torch.ones(n, k, dtype=BF16), real(m, n).to(out_dtype)
     monkeypatch.setattr(torch, "empty", empty)
-    out = real(1, 5)
-    a, b = torch.ones(1, k, dtype=BF16), torch.ones(5, k, dtype=BF16)
-    Eager().multiply(a, b, out)
-    assert out.tolist() == [[float(k)] * 5]
+    widened.multiply(a, b, out)
+    assert bool((out == k).all())
     assert sizes, "no scratch was taken"
-    assert max(sizes) <= max(2 << 20, 4 * k)
+    assert sum(sizes) < b.nbytes / 10, sizes
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_blocks_of_any_number_of_rows_give_the_same(
-    monkeypatch: pytest.MonkeyPatch, rows: int
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 2048, 7168), (32, 3, 1 << 21), (33, 2048, 7168), (300, 7, 9), (5000, 5000, 5000)],
+)
+def test_blocks_are_of_bounded_size(m: int, n: int, k: int) -> None:
+    depth, columns = widened.blocks(m, n, k)
+    assert 1 <= depth <= k
+    assert 1 <= columns <= n
+    assert 4 * depth * columns <= max(2 << 20, 4 * k)
+    assert 4 * depth * m <= max(512 << 10, 4 * 32 * k, 4 * 256 * m)
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(1, 1), (5, 3), (32, 2), (31, 7), (7, 4)])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_blocks_of_any_size_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, depth: int, columns: int
 ) -> None:
-    a, b = whole(1, 4, 32, BF16), whole(2, 7, 32, BF16)
-    monkeypatch.setattr(eager, "_SCRATCH_BYTES", rows * 4 * 32)
-    for out_dtype in (BF16, F32):
-        assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), f"{rows} rows")
+    a, b = whole(1, 4, 32, dtype), whole(2, 7, 32, dtype)
+    monkeypatch.setattr(widened, "blocks", lambda m, n, k: (depth, columns))
+    for out_dtype in (dtype, F32):
+        out = torch.full((4, 7), NAN, dtype=out_dtype)
+        widened.multiply(a, b, out)
+        assert_equal(out, product(a, b, out_dtype), f"{depth} of K, {columns} rows")
+
+
+# What the processor multiplies by itself.
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Which way a product goes on a processor with these flags."""
+
+    def ways(flags: str, dtype: torch.dtype, out_dtype: torch.dtype) -> list[str]:
+        taken: list[str] = []
+        monkeypatch.setattr(processor, "_flags", lambda: frozenset(flags.split()))
+        monkeypatch.setattr(widened, "multiply", lambda *_: taken.append("widened"))
+        monkeypatch.setattr(torch, "mm", lambda *_, **__: taken.append("torch"))
+        processor._has_instructions.cache_clear()
+        Eager().multiply(*(torch.ones(2, 3, dtype=dtype),) * 2, torch.empty(2, 2, dtype=out_dtype))
+        processor._has_instructions.cache_clear()
+        return taken
+
+    return ways
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "out_dtype", "way"),
+    [
+        ("avx2 amx_bf16", BF16, BF16, "torch"),
+        ("avx512_bf16", BF16, BF16, "torch"),
+        ("amx_bf16", BF16, F32, "widened"),
+        ("amx_bf16", F16, F16, "widened"),
+        ("avx512_fp16", F16, F16, "torch"),
+        ("avx512_fp16", F16, F32, "widened"),
+        ("avx2 avx512f", BF16, BF16, "widened"),
+        ("", F16, F16, "widened"),
+        ("", F32, F32, "torch"),
+    ],
+)
+def test_a_processor_with_16_bit_products_uses_them(
+    native: Callable[..., list[str]],
+    flags: str,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    way: str,
+) -> None:
+    assert native(flags, dtype, out_dtype) == [way]
+
+
+def test_without_onednn_there_are_no_such_products(
+    monkeypatch: pytest.MonkeyPatch, native: Callable[..., list[str]]
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert native("amx_bf16", BF16, BF16) == ["widened"]
+
+
+def test_flags_are_those_of_this_machine() -> None:
+    with open("/proc/cpuinfo") as lines:
+        flags = [line for line in lines if line.startswith("flags")]
+    assert processor._flags() == (frozenset(flags[0].split()[2:]) if flags else frozenset())
+
+
+@each_pair
+def test_both_ways_give_exact_sums(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """Whatever this machine would take."""
+    a, b = whole(1, 40, 300, dtype), whole(2, 70, 300, dtype)
+    for answer in (True, False):
+        monkeypatch.setattr(processor, "multiplies", lambda dtype, answer=answer: answer)
+        assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), f"{answer}")

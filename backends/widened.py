@@ -1,0 +1,83 @@
+"""16-bit inputs multiplied in float32, on processors without an instruction for it.
+
+A product of two bfloat16 or float16 numbers is exact in float32, so widening both operands and
+multiplying there gives float32 accumulation and one rounding at the end. It is done block by block,
+in scratch that stays in the cache: never a float32 copy of the weights, nor of a large A. The sizes
+below were the best compromise of two processors (AVX2 and AVX-512); see docs/measurements.
+"""
+
+from __future__ import annotations
+
+import torch
+
+#: Up to so many rows of A, whole rows of B are widened: A is small, and B is read in order.
+_FEW_ROWS = 32
+_ROWS_BYTES = 1 << 20
+#: Above it, blocks of ``_COLUMNS`` rows of B and of at most ``_DEPTH`` of K; of A as many of K
+#: as make ``_A_BYTES``, and ``_LEAST_DEPTH`` at least.
+_COLUMNS = 512
+_DEPTH = 1024
+_LEAST_DEPTH = 256
+_A_BYTES = 512 << 10
+
+
+def blocks(m: int, n: int, k: int) -> tuple[int, int]:
+    """How much of K, and how many rows of B, are widened at a time."""
+    if m <= _FEW_ROWS:
+        return k, max(1, min(n, _ROWS_BYTES // (4 * k)))
+    depth = max(_LEAST_DEPTH, min(_DEPTH, _A_BYTES // (4 * m)))
+    return min(k, depth), min(n, _COLUMNS)
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """``out[:] = a @ b.T`` for 16-bit a and b, accumulated in float32. No size is 0."""
+    work = _Blocks(a, b)
+    if out.dtype == torch.float32:
+        work.into_float32(out)
+    else:
+        work.into_16_bit(out)
+
+
+class _Blocks:
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self._a = a
+        self._b = b
+        (m, self._k), self._n = a.shape, b.shape[0]
+        self._depth, self._columns = blocks(m, self._n, self._k)
+        self._wide_a = torch.empty(m, self._depth)
+        self._wide_b = torch.empty(self._columns, self._depth)
+
+    def into_float32(self, out: torch.Tensor) -> None:
+        """Sums grow in ``out`` itself, so each block of A is widened once."""
+        for low in range(0, self._k, self._depth):
+            wide = self._widen_a(low)
+            for first in range(0, self._n, self._columns):
+                last = min(self._n, first + self._columns)
+                self._add(wide, low, first, last, out[:, first:last])
+
+    def into_16_bit(self, out: torch.Tensor) -> None:
+        """Sums grow in a scratch, a block of columns at a time, and are rounded once."""
+        sums = torch.empty(out.shape[0], self._columns)
+        wide = self._widen_a(0)
+        for first in range(0, self._n, self._columns):
+            last = min(self._n, first + self._columns)
+            part = sums[:, : last - first]
+            for low in range(0, self._k, self._depth):
+                if self._depth < self._k:
+                    wide = self._widen_a(low)
+                self._add(wide, low, first, last, part)
+            out[:, first:last].copy_(part)
+
+    def _widen_a(self, low: int) -> torch.Tensor:
+        high = min(self._k, low + self._depth)
+        return self._wide_a[:, : high - low].copy_(self._a[:, low:high])
+
+    def _add(
+        self, wide_a: torch.Tensor, low: int, first: int, last: int, sums: torch.Tensor
+    ) -> None:
+        high = min(self._k, low + self._depth)
+        wide_b = self._wide_b[: last - first, : high - low].copy_(self._b[first:last, low:high])
+        if low == 0:
+            torch.mm(wide_a, wide_b.T, out=sums)
+        else:
+            sums.addmm_(wide_a, wide_b.T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_infinities_and_nan_are_kept() -> None:
 
 @pytest.mark.parametrize("out_dtype", [BF16, F32])
 @pytest.mark.parametrize("m", [1, 33, 64, 256])
-def test_a_product_takes_little_scratch(
+def test_a_product_takes_little_scratch_and_keeps_it(
     monkeypatch: pytest.MonkeyPatch, m: int, out_dtype: torch.dtype
 ) -> None:
     """Under a tenth of B; never a float32 copy of the weights, nor of a large A."""
@@ -163,11 +164,37 @@ def test_a_product_takes_little_scratch(
 
     n, k = 2048, 7168
     a, b, out = torch.ones(m, k, dtype=BF16), torch.ones(n, k, dtype=BF16), real(m, n).to(out_dtype)
+    monkeypatch.setattr(widened, "_kept", widened._Kept())
     monkeypatch.setattr(torch, "empty", empty)
     widened.multiply(a, b, out)
     assert bool((out == k).all())
-    assert sizes, "no scratch was taken"
-    assert sum(sizes) < b.nbytes / 10, sizes
+    assert len(sizes) == 1
+    assert sizes[0] < b.nbytes / 10
+    widened.multiply(a[:-1], b, out[:-1])
+    assert len(sizes) == 1, "made anew"
+
+
+def test_scratch_serves_products_of_any_size_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widened, "_kept", widened._Kept())
+    with torch.inference_mode():
+        _multiplied(whole(1, 2, 9, BF16), whole(2, 3, 9, BF16), F32)
+    for seed, (m, n, k) in enumerate([(2, 3, 9), (50, 600, 1100), (1, 1, 1), (40, 3, 2000)]):
+        a, b = whole(seed, m, k, BF16), whole(seed + 9, n, k, BF16)
+        for out_dtype in (BF16, F32):
+            assert_equal(_multiplied(a, b, out_dtype), product(a, b, out_dtype), f"{(m, n, k)}")
+
+
+def test_two_threads_multiply_at_once() -> None:
+    a, b = whole(1, 64, 512, BF16), whole(2, 96, 512, BF16)
+    want = product(a, b, F32)
+
+    def work() -> list[torch.Tensor]:
+        return [_multiplied(a, b, F32) for _ in range(30)]
+
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(work) for _ in range(2)]:
+            for got in future.result():
+                assert_equal(got, want, "beside another thread")
 
 
 @pytest.mark.parametrize(

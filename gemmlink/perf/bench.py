@@ -13,8 +13,8 @@ Protocol
       random and equal on all ranks. Before a burst ranks meet in a barrier, outside the timing. A
       burst is one warm-up call and ``samples`` timed calls. Bare products meet before every call,
       as nothing else holds them together.
-    - A round's time is the median of its samples on each rank, then the largest over ranks; a
-      contestant's time is the median over rounds. ``spread`` is the distance between the
+    - A call lasts as long as on its slowest rank. A round's time is the median of its calls, a
+      contestant's the median over rounds. ``spread`` is the distance between the
       quartiles of the rounds over that median: one round that a neighbour spoiled does not count.
     - ``gemm_us``: the fastest product of this run (every torch spelling and the backend), all ranks
       multiplying at once. ``comm_us``: the fastest way to move the same bytes (the library, and
@@ -42,7 +42,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,11 +110,11 @@ class Plan:
 
 @dataclass
 class Measured:
-    """One contestant on one rank. ``rounds_us``: the median of each round's samples."""
+    """One contestant on one rank. ``rounds_us``: for each round, the time of each timed call."""
 
     role: Role
     label: Label
-    rounds_us: list[float] = field(default_factory=list)
+    rounds_us: list[list[float]] = field(default_factory=list)
     rel_l2: float | None = None
     exact: bool = False
     reason: str | None = None
@@ -255,7 +254,7 @@ class _Run:
         dist.barrier()
         entrant.measured.reason = _attempt(burst)
         if entrant.measured.reason is None:
-            entrant.measured.rounds_us.append(statistics.median(samples))
+            entrant.measured.rounds_us.append(samples)
 
     def _drop_failed(self) -> None:
         reasons = [entrant.measured.reason for entrant in self._entrants]

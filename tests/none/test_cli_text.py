@@ -32,7 +32,7 @@ def label(mode: str, **changes: Any) -> Label:
 
 def measured(role: Any, mode: str, *rounds_us: float, **changes: Any) -> Measured:
     named = label(mode, **changes.pop("label", {}))
-    found = Measured(role, named, list(rounds_us), rel_l2=1e-7, exact=True)
+    found = Measured(role, named, [[us] for us in rounds_us], rel_l2=1e-7, exact=True)
     return replace(found, **changes)
 
 
@@ -64,6 +64,15 @@ def test_times_are_medians_over_rounds_of_the_slowest_rank() -> None:
     assert row.us == 330.0
     assert row.best_split_us == 330.0
     assert row.spread == pytest.approx(10 / 330)
+
+
+def test_a_call_lasts_as_long_as_on_its_slowest_rank() -> None:
+    """Also where each rank is the slow one in turn; a rank's own median would not show that."""
+    ranks = [a_run(), a_run()]
+    for rank, each in enumerate(ranks):
+        each[5].rounds_us = [[100.0, 900.0, 120.0, 900.0, 110.0][rank:][:4]] * 3
+    row = next(row for row in rows_of(*ranks) if row.mode == "split-push")
+    assert row.us == 900.0
 
 
 def test_reference_rows_are_the_fastest_right_spellings() -> None:

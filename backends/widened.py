@@ -14,11 +14,13 @@ import threading
 import torch
 
 #: Up to so many rows of A, whole rows of B are widened: A is small, and B is read in order.
-_FEW_ROWS = 32
+_FEW_ROWS = 8
 _ROWS_BYTES = 1 << 20
-#: Above it, blocks of ``_COLUMNS`` rows of B and of at most ``_DEPTH`` of K; of A as many of K
-#: as make ``_A_BYTES``, in steps of ``_STEP``, and ``_LEAST_DEPTH`` at least.
-_COLUMNS = 512
+#: Above it, blocks of so many rows of B (the first number up to ``_SOME_ROWS`` of A) and of at most
+#: ``_DEPTH`` of K: of A as many of K as make ``_A_BYTES``, in steps of ``_STEP``, and at least
+#: ``_LEAST_DEPTH``.
+_COLUMNS = (256, 512)
+_SOME_ROWS = 64
 _DEPTH = 1024
 _LEAST_DEPTH = 256
 _A_BYTES = 512 << 10
@@ -30,7 +32,7 @@ def blocks(m: int, n: int, k: int) -> tuple[int, int]:
     if m <= _FEW_ROWS:
         return k, max(1, min(n, _ROWS_BYTES // (4 * k)))
     depth = max(_LEAST_DEPTH, min(_DEPTH, _A_BYTES // (4 * m) // _STEP * _STEP))
-    return min(k, depth), min(n, _COLUMNS)
+    return min(k, depth), min(n, _COLUMNS[m > _SOME_ROWS])
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

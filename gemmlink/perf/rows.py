@@ -105,7 +105,8 @@ def _merge(ranks: Sequence[Measured]) -> _Merged:
 def _round(ranks: Sequence[Sequence[float]]) -> float:
     # Each call as long as on its slowest rank: one that ends on all ranks together, as a mode does,
     # shows that by itself; a bare product would look faster than ranks can be in step.
-    return statistics.median([max(call) for call in zip(*ranks, strict=True)])
+    slowest: list[float] = [max(call) for call in zip(*ranks, strict=True)]
+    return statistics.median(slowest)
 
 
 def _quartile_distance(rounds: Sequence[float]) -> float:

@@ -179,13 +179,13 @@ def call_limit(op: gemmlink.GemmAllGather, limit_s: float) -> Iterator[None]:
 # Groups.
 
 
-class _Party:
+class Party:
     """As much of a process group as ``TorchGroup`` uses."""
 
-    def __init__(self, path: str, rank: int, world: int) -> None:
+    def __init__(self, store: Any, rank: int, world: int) -> None:
         self._rank = rank
         self._world = world
-        self._store = dist.FileStore(path, world)
+        self._store = store
 
     def rank(self) -> int:
         return self._rank
@@ -199,7 +199,7 @@ class _Party:
 
 def own_group(path: str, rank: int, world: int) -> TorchGroup:
     """A group over the file ``path``, whatever process groups there are."""
-    return TorchGroup(_Party(path, rank, world))
+    return TorchGroup(Party(dist.FileStore(path, world), rank, world))
 
 
 def started(target: Callable[..., None], *arguments: Any) -> BaseProcess:

@@ -11,12 +11,15 @@
 
 A rank that gives up waiting in step 4 goes on there when it tries again. Its peers may have left
 the reset since: they have forgotten what they told in step 2, and write to this rank's words.
+
+A rank whose process has ended will never come. Whoever waits for somebody says so at once.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gemmlink.errors import PeerLost
 from gemmlink.rendezvous import agree
 
 if TYPE_CHECKING:
@@ -26,19 +29,39 @@ if TYPE_CHECKING:
 def reset(launch: Launch, timeout_s: float) -> None:
     """Run the four steps. Raises ``PeerTimeout`` naming the ranks that have not come.
 
-    After an exception the operation is as unusable as before; calling again is allowed.
+    ``PeerLost`` if one of the ranks is dead: no attempt can succeed. After any exception the
+    operation is as unusable as before; calling again is allowed.
     """
+
+    def look() -> None:
+        _look_for_the_dead(launch)
+
     for lane in launch.program.lanes.values():
         lane.drain(timeout_s)
     key = launch.reset_key()
     if launch.cleared_at is None:
-        records = agree(launch.group, f"{key}/issued", lambda: {"epoch": launch.epoch}, timeout_s)
+        issued = {"epoch": launch.epoch}
+        records = agree(launch.group, f"{key}/issued", lambda: issued, timeout_s, look)
         launch.cleared_at = max(int(record["epoch"]) for record in records)
         _clear(launch, launch.cleared_at)
-    agree(launch.group, f"{key}/cleared", dict, timeout_s)
+    agree(launch.group, f"{key}/cleared", dict, timeout_s, look)
     if launch.library is not None:
         launch.library.renew(f"{key}/gloo")
     launch.begin_anew(launch.cleared_at)
+
+
+def _look_for_the_dead(launch: Launch) -> None:
+    for peer in range(launch.group.world):
+        if launch.alive(peer) is False:
+            raise PeerLost(
+                f"every rank must come to a reset of {launch.operation}",
+                f"a process of rank {peer} that has ended",
+                "Only close() and a group without that rank help.",
+                operation=launch.operation,
+                epoch=launch.epoch,
+                rank=launch.group.rank,
+                peer=peer,
+            )
 
 
 def _clear(launch: Launch, epoch: int) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 
@@ -88,10 +89,24 @@ def _survivor_of(
         assert (error.peer, error.rank, error.epoch) == (victim, rank, op.launch.epoch), str(error)
         assert f"rank {victim} must complete call {error.epoch} of all_gather" in str(error)
     poisoned(op, what)
+    for _ in range(2):
+        _reset_in_vain(op, victim, what)
+    poisoned(op, what)
     assert timed(op.close) < HEARD_S, what
     if beside:
         with prepared(mode, group=own_group(f"{folder}/few{number}", pool_rank, 2)) as other:
             exact(other, 4, f"the survivors alone: {what}")
+
+
+def _reset_in_vain(op: gemmlink.GemmAllGather, victim: int, what: str) -> None:
+    error = failing(op.reset)
+    assert isinstance(error, PeerLost), f"a reset after {what}: {error!r}"
+    found = (error.peer, error.rank, error.epoch, error.operation)
+    assert found == (victim, op.group.rank, op.launch.epoch, "all_gather"), str(error)
+    assert str(error) == (
+        f"every rank must come to a reset of all_gather; got a process of rank {victim} that has "
+        "ended. Only close() and a group without that rank help."
+    )
 
 
 def _killed(process: BaseProcess) -> int:
@@ -156,3 +171,42 @@ def test_a_rank_may_be_killed_with_its_lanes(ranks: Ranks, tmp_path: Path, mode:
         process = started(_one_victim, str(tmp_path), mode, number, place)
         pool.run(_one_survivor, str(tmp_path), mode, number, place)
         assert named([*survivors, _killed(process)]) == []
+
+
+# In a reset.
+
+
+def _resetting(path: str, rank: int) -> gemmlink.GemmAllGather:
+    op = prepared("fused-push", group=own_group(path, rank, WORLD))
+    exact(op, 1, "before")
+    return op
+
+
+def _victim_in_reset(path: str, exchange: int) -> None:
+    op = _resetting(path, 1)
+    all_gather, came = op.group.all_gather, iter(range(exchange))
+
+    def until_it_dies(*arguments: Any, **named: Any) -> list[bytes]:
+        if next(came, None) is None:
+            _die()
+        return all_gather(*arguments, **named)
+
+    with mock.patch.object(op.group, "all_gather", until_it_dies):
+        op.reset()
+
+
+def _survivor_of_reset(pool_rank: int, path: str, exchange: int) -> None:
+    op = _resetting(path, [0, 2][pool_rank])
+    _reset_in_vain(op, 1, f"a death in exchange {exchange}")
+    poisoned(op, f"a death in exchange {exchange}")
+    op.close()
+
+
+@pytest.mark.parametrize("exchange", [0, 1])
+def test_a_rank_may_die_in_a_reset(ranks: Ranks, tmp_path: Path, exchange: int) -> None:
+    """Also when it has told its epoch already."""
+    pool = ranks(2)
+    survivors = pool.pids()
+    process = started(_victim_in_reset, f"{tmp_path}/all", exchange)
+    pool.run(_survivor_of_reset, f"{tmp_path}/all", exchange)
+    assert named([*survivors, _killed(process)]) == []

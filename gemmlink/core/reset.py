@@ -1,7 +1,7 @@
 """Makes an operation usable again after a failed call. Collective, in four steps.
 
-1. Quiesce: this rank's lanes have stopped. Otherwise a late copy could deliver old data after the
-   reset.
+1. Quiesce: this rank's lanes have stopped, and have told of copies that failed. Otherwise a late
+   copy could deliver old data after the reset. A lane that does not stop leaves only ``close``.
 2. All ranks tell the number of the last call that they have *begun*, and so know that all have
    stopped. The next call is later than any of these: with the last *completed* call instead, an
    arrival of the failed one would satisfy a wait of the next.
@@ -17,13 +17,16 @@ A rank whose process has ended will never come. Whoever waits for somebody says 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from gemmlink.errors import PeerLost
+from gemmlink.errors import PeerLost, PeerTimeout
 from gemmlink.rendezvous import agree
 
 if TYPE_CHECKING:
     from gemmlink.core.launch import Launch
+
+_log = logging.getLogger("gemmlink")
 
 
 def reset(launch: Launch, timeout_s: float) -> None:
@@ -36,8 +39,7 @@ def reset(launch: Launch, timeout_s: float) -> None:
     def look() -> None:
         _look_for_the_dead(launch)
 
-    for lane in launch.program.lanes.values():
-        lane.drain(timeout_s)
+    _quiesce(launch, timeout_s)
     key = launch.reset_key()
     if launch.cleared_at is None:
         issued = {"epoch": launch.epoch}
@@ -48,6 +50,17 @@ def reset(launch: Launch, timeout_s: float) -> None:
     if launch.library is not None:
         launch.library.renew(f"{key}/gloo")
     launch.begin_anew(launch.cleared_at)
+
+
+def _quiesce(launch: Launch, timeout_s: float) -> None:
+    told = launch.come_to_rest(timeout_s)
+    moving = [error for error in told if isinstance(error, PeerTimeout)]
+    if told and not moving:
+        # That was of the calls which are lost. A lane that says it again has not come to life.
+        _log.warning("gemmlink resets %s after a failed copy: %s", launch.operation, told[0])
+        told = launch.come_to_rest(timeout_s)
+    if told:
+        raise (moving or told)[0]
 
 
 def _look_for_the_dead(launch: Launch) -> None:

@@ -12,7 +12,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -20,7 +19,11 @@ import torch.distributed as dist
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout
 from gemmlink.spec.contracts import Board, Group
 
+#: How often a wait for records looks for a reason to end, in seconds.
 _STALL_S = 0.25
+#: Pauses between two looks into a store, in seconds.
+_SHORTEST_NAP_S = 0.0005
+_LONGEST_NAP_S = 0.05
 
 #: Variables by which launchers announce the number of ranks.
 LAUNCHER_WORLD = (
@@ -109,13 +112,10 @@ class TorchGroup:
     ) -> list[bytes]:
         """Exchange through the store; see ``contracts.Group``."""
         names = [f"{self.key_prefix}{key}/{rank}" for rank in range(self.world)]
-        deadline = time.monotonic() + timeout_s
         try:
             self.store.set(names[self.rank], data)
-            records = [
-                self._fetch(names, rank, key, deadline, timeout_s, on_stall)
-                for rank in range(self.world)
-            ]
+            self._await(names, key, timeout_s, on_stall)
+            records = [bytes(self.store.get(name)) for name in names]
             self._forget_previous(names[self.rank])
         except RuntimeError as error:
             if isinstance(error, GemmlinkError):
@@ -127,40 +127,43 @@ class TorchGroup:
             ) from error
         return records
 
-    def _fetch(
+    def _await(
         self,
         names: list[str],
-        rank: int,
         key: str,
-        deadline: float,
         timeout_s: float,
         on_stall: Callable[[], None] | None,
-    ) -> bytes:
-        while not self._await(names[rank]):
-            if on_stall is not None:
-                on_stall()
-            if time.monotonic() > deadline:
-                absent = [r for r in range(self.world) if not self.store.check([names[r]])]
-                raise PeerTimeout(
-                    f"every rank must come to {key} within {timeout_s:g} s",
-                    f"nothing from ranks {absent} at rank {self.rank}",
-                    "Call it on every rank of the group, in the same order, or raise "
-                    "GEMMLINK_TIMEOUT_S.",
-                    operation=key,
-                    rank=self.rank,
-                    peer=absent[0] if len(absent) == 1 else -1,
-                )
-        return bytes(self.store.get(names[rank]))
+    ) -> None:
+        """Return once the store has all ``names``.
 
-    def _await(self, name: str) -> bool:
-        try:
-            self.store.wait([name], timedelta(seconds=_STALL_S))
-        except (
-            RuntimeError,
-            ValueError,
-        ):  # how stores of different kinds say "not within the limit"
-            return bool(self.store.check([name]))
-        return True
+        The store's own ``wait`` is of no use: a ``FileStore`` rounds its limit up to whole seconds,
+        a ``TCPStore`` writes two lines to stderr whenever one passes.
+        """
+        started = time.monotonic()
+        stall = started + _STALL_S
+        while not self.store.check(names):
+            now = time.monotonic()
+            if now >= stall and on_stall is not None:
+                on_stall()
+                stall = now + _STALL_S
+            if now - started > timeout_s and (late := self._late(names, key, timeout_s)):
+                raise late
+            # Late by a small part of the time waited, so that set-up is quick and waiting cheap.
+            nap = min(max(_SHORTEST_NAP_S, (now - started) / 8), _LONGEST_NAP_S)
+            time.sleep(min(nap, max(0.0, started + timeout_s - now)))
+
+    def _late(self, names: list[str], key: str, timeout_s: float) -> PeerTimeout | None:
+        absent = [rank for rank, name in enumerate(names) if not self.store.check([name])]
+        if not absent:  # the last one has come since
+            return None
+        return PeerTimeout(
+            f"every rank must come to {key} within {timeout_s:g} s",
+            f"nothing from ranks {absent} at rank {self.rank}",
+            "Call it on every rank of the group, in the same order, or raise GEMMLINK_TIMEOUT_S.",
+            operation=key,
+            rank=self.rank,
+            peer=absent[0] if len(absent) == 1 else -1,
+        )
 
     def _forget_previous(self, name: str) -> None:
         # Whoever has all records of this exchange knows that all ranks have read the last one.

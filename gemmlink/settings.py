@@ -25,11 +25,13 @@ import configparser
 import difflib
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from gemmlink.errors import InvalidArgument
@@ -146,7 +148,7 @@ def _remembered(_: tuple[str | None, ...]) -> Settings:
 
 def read(environ: Mapping[str, str]) -> Settings:
     """Settings from ``environ`` and the file that it points to."""
-    _warn_unknown(environ)
+    warn_unknown(environ)
     values: dict[str, Any] = {}
     for source, texts in (("file", _from_file(environ)), ("environment", _from_environ(environ))):
         for name, text in texts.items():
@@ -178,12 +180,42 @@ def _set_log_level(level: str) -> None:
         logger.addHandler(logging.StreamHandler())
 
 
-def _warn_unknown(environ: Mapping[str, str]) -> None:
+def warn_unknown(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Warn of each of ``unknown_names`` once, at the line of the user that led here.
+
+    Returns the names that this process has warned of so far.
+    """
     for name, near in unknown_names(environ).items():
         if name not in _warned:
             _warned.add(name)
             hint = f"; did you mean {near}?" if near else ""
-            warnings.warn(f"{name} is not a setting of gemmlink{hint}", stacklevel=4)
+            _warn_the_user(f"{name} is not a setting of gemmlink{hint}")
+    return frozenset(_warned)
+
+
+def do_not_warn_of(names: Iterable[str]) -> None:
+    """For a process whose parent has warned of ``names`` already."""
+    _warned.update(names)
+
+
+def _warn_the_user(text: str) -> None:
+    # Not by a fixed stacklevel: the ways from a user's line to here differ in length.
+    frame = sys._getframe()
+    while _is_ours(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        text,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_ours(frame: FrameType) -> bool:
+    # The package, for under ``python -m gemmlink`` the name is __main__.
+    package = frame.f_globals.get("__package__") or ""
+    return package.partition(".")[0] == "gemmlink"
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gemmlink import settings
 from gemmlink.errors import GemmlinkError, Unavailable
 
 _log = logging.getLogger("gemmlink")
@@ -66,6 +67,7 @@ def run_ranks(
     """
     if world > 1:
         ensure_loopback()
+    warned = settings.warn_unknown()  # here, not once more in every rank
     context = multiprocessing.get_context("spawn")
     folder = tempfile.mkdtemp(prefix="gemmlink-ranks-")
     pipes: list[Connection] = []
@@ -75,7 +77,7 @@ def run_ranks(
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(sender, rank, world, folder, threads, timeout_s, function, arguments),
+                args=(sender, rank, world, folder, threads, timeout_s, warned, function, arguments),
                 daemon=True,
             )
             process.start()
@@ -118,10 +120,12 @@ def _rank_main(
     folder: str,
     threads: int,
     timeout_s: float,
+    warned: frozenset[str],
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> None:
     try:
+        settings.do_not_warn_of(warned)
         torch.set_num_threads(threads)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(os.path.join(folder, "store"), world)

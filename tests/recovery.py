@@ -1,7 +1,8 @@
 """For tests in which a rank goes wrong: places in a call to do that at, and groups of their own.
 
 A *place* is a point of the protocol on one rank: before one of the words that it sets to enter a
-call, or before a step of its schedule. ``before`` does something there, once.
+call, before a step of its schedule, or beside a copy in one of its lanes. ``before`` does something
+there, once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 import gemmlink
+from gemmlink.core import call as call_module
 from gemmlink.core.interpret import CallState
 from gemmlink.groups import TorchGroup
-from gemmlink.spec.contracts import Words
-from gemmlink.spec.schedule import Set
+from gemmlink.spec.contracts import Lane, Words
+from gemmlink.spec.schedule import Set, Wait, Word
 from tests.refs import a_of, assert_equal, b_of, gathered
 
 MODES = ("fused-push", "split-push", "fused-pull", "split-pull", "fused-lanes", "split-lanes")
@@ -35,6 +40,7 @@ HEARD_S = 10.0
 ENTRY_WORDS = 4
 
 Place = tuple[str, int]
+AnyPlace = TypeVar("AnyPlace", Place, Place | None)
 Deed = Callable[[], None]
 
 
@@ -113,7 +119,13 @@ def places(op: gemmlink.GemmAllGather) -> list[Place]:
     return [*(("word", index) for index in entry), *steps(op)]
 
 
-def spread(found: Sequence[Place], count: int) -> list[Place]:
+def lane_places(op: gemmlink.GemmAllGather) -> list[Place]:
+    """Before and after the first copy of each of this rank's lanes, in the lane."""
+    lanes = range(len(op.launch.program.lanes))
+    return [(kind, index) for index in lanes for kind in ("copy", "copied")]
+
+
+def spread(found: Sequence[AnyPlace], count: int) -> list[AnyPlace]:
     """``count`` of the places, the first and the last among them."""
     return [found[round(i * (len(found) - 1) / (count - 1))] for i in range(count)]
 
@@ -128,6 +140,10 @@ def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[Non
         with mock.patch.object(launch, "words", _Trap(launch.words, index, deed)):
             yield
         return
+    if kind in ("copy", "copied"):
+        with _in_lane([*launch.program.lanes.values()][index], kind, deed):
+            yield
+        return
     step = launch.program.steps[index]
     run = step.run
 
@@ -137,6 +153,27 @@ def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[Non
 
     with mock.patch.object(step, "run", first):
         yield
+
+
+@contextlib.contextmanager
+def _in_lane(lane: Lane, kind: str, deed: Deed) -> Iterator[None]:
+    copy, reached = lane._copy, threading.Event()  # type: ignore[attr-defined]
+
+    def once() -> None:
+        if not reached.is_set():
+            reached.set()
+            deed()
+
+    def run(target: torch.Tensor, source: torch.Tensor) -> None:
+        read = source.clone()  # what it has read it writes, however late
+        if kind == "copy":
+            once()
+        copy(target, read)
+        once()
+
+    with mock.patch.object(lane, "_copy", run):
+        yield
+        assert reached.wait(LIMIT_S), "the lane had nothing to copy"  # its rank may be ahead of it
 
 
 class _Trap:
@@ -176,16 +213,121 @@ def call_limit(op: gemmlink.GemmAllGather, limit_s: float) -> Iterator[None]:
         yield
 
 
+# Many places at once.
+
+
+class Scene:
+    """Threads of one process that stop at a place of their own each, all at the same time.
+
+    What is done to the process then is done to it at all these places: it can be killed only once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._stopped = threading.Semaphore(0)
+        self._go = threading.Event()
+
+    def stop(self) -> None:
+        """The deed of each thread: say that it is there, and stay."""
+        self._stopped.release()
+        assert self._go.wait(2 * LIMIT_S), "nobody let this thread go on"
+
+    def when_all_have_stopped(self, deed: Deed) -> None:
+        """Do ``deed``, then let all go on."""
+        deadline = time.monotonic() + LIMIT_S
+        for number in range(self._count):
+            came = self._stopped.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            assert came, f"{number} of {self._count} threads came to their places"
+        deed()
+        self._go.set()
+
+
+def in_threads(act: Callable[[int], Any], count: int) -> list[Any]:
+    """``act(0)`` to ``act(count - 1)``, each in a thread of its own; their values."""
+    return at_the_same_time(act, count, lambda: None)
+
+
+def at_the_same_time(act: Callable[[int], Any], count: int, beside: Deed) -> list[Any]:
+    """``in_threads``, while this thread does ``beside``."""
+    with ThreadPoolExecutor(count) as pool:
+        begun = [pool.submit(act, number) for number in range(count)]
+        beside()
+        return [one.result() for one in begun]
+
+
+class Clock:
+    """The clock by which calls measure their limit. A thread may put its own forward."""
+
+    def __init__(self) -> None:
+        self._ahead = threading.local()
+
+    def monotonic(self) -> float:
+        """As ``time.monotonic``."""
+        return time.monotonic() + float(getattr(self._ahead, "seconds", 0.0))
+
+    def forward(self, seconds: float) -> None:
+        """In this thread it is ``seconds`` later from now on."""
+        self._ahead.seconds = getattr(self._ahead, "seconds", 0.0) + seconds
+
+
+@contextlib.contextmanager
+def own_clock() -> Iterator[Clock]:
+    """Within, calls measure their limit by this clock. Entered by one thread for all."""
+    clock = Clock()
+    with mock.patch.object(call_module, "time", clock):
+        yield clock
+
+
+@contextlib.contextmanager
+def no_patience(
+    op: gemmlink.GemmAllGather, peer: int, when: threading.Event, clock: Clock
+) -> Iterator[None]:
+    """Within, and from ``when`` on, the limit passes as soon as a call waits for ``peer``.
+
+    What is awaited of any other rank has all the time that it needs, however busy the machine is.
+    ``clock`` is of ``own_clock``.
+    """
+    launch = op.launch
+    actions = [step.placed.action for step in launch.program.steps]
+    waits = [action.word for action in actions if isinstance(action, Wait)]
+    words = [Word("enter", peer), *(word for word in waits if word.source == peer)]
+    offsets = {launch.layout.word(word) for word in words}
+    assert launch.words is not None
+
+    def in_vain(offset: int) -> None:
+        if offset in offsets and when.is_set():
+            clock.forward(2 * LIMIT_S)
+
+    with mock.patch.object(launch, "words", _Impatient(launch.words, in_vain)):
+        yield
+
+
+class _Impatient:
+    """Words that tell of each wait that was in vain."""
+
+    def __init__(self, words: Words, in_vain: Callable[[int], None]) -> None:
+        self.set = words.set
+        self.read = words.read
+        self._wait = words.wait
+        self._in_vain = in_vain
+
+    def wait(self, offset: int, at_least: int, timeout_s: float) -> int:
+        seen = self._wait(offset, at_least, timeout_s)
+        if seen < at_least:
+            self._in_vain(offset)
+        return seen
+
+
 # Groups.
 
 
-class _Party:
+class Party:
     """As much of a process group as ``TorchGroup`` uses."""
 
-    def __init__(self, path: str, rank: int, world: int) -> None:
+    def __init__(self, store: Any, rank: int, world: int) -> None:
         self._rank = rank
         self._world = world
-        self._store = dist.FileStore(path, world)
+        self._store = store
 
     def rank(self) -> int:
         return self._rank
@@ -199,7 +341,7 @@ class _Party:
 
 def own_group(path: str, rank: int, world: int) -> TorchGroup:
     """A group over the file ``path``, whatever process groups there are."""
-    return TorchGroup(_Party(path, rank, world))
+    return TorchGroup(Party(dist.FileStore(path, world), rank, world))
 
 
 def started(target: Callable[..., None], *arguments: Any) -> BaseProcess:

@@ -49,10 +49,10 @@ class CpuLane:
         self._post(lambda: self._words.set(self._peer, offset, value))
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until everything enqueued has been done; raise what a copy raised."""
+        """Wait until everything enqueued has been done; raise what a copy raised, once."""
         deadline = time.monotonic() + timeout_s
         with self._progress:
-            while self._done < self._posted and self._failed is None:
+            while self._done < self._posted:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerTimeout(
@@ -64,8 +64,9 @@ class CpuLane:
                         wanted=self._posted,
                     )
                 self._progress.wait(left)
-            if self._failed is not None:
-                raise self._failed
+            failed, self._failed = self._failed, None
+            if failed is not None:
+                raise failed
 
     def close(self) -> None:
         """End the worker once it has done what is enqueued. Does not wait for it. Idempotent."""

@@ -7,8 +7,8 @@ ranks never drift apart. A rank that refuses a call (bad arguments) or fails in 
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,6 +157,20 @@ class Launch:
         self.cleared_at = None
         self._generation += 1
 
+    def come_to_rest(self, timeout_s: float) -> list[Exception]:
+        """Wait until nothing moves in any lane; return what the lanes raise.
+
+        That is ``PeerTimeout`` for one that still moves, else what a copy has raised.
+        """
+        deadline = time.monotonic() + timeout_s
+        told: list[Exception] = []
+        for lane in self.program.lanes.values():
+            try:
+                lane.drain(max(0.0, deadline - time.monotonic()))
+            except Exception as error:
+                told.append(error)
+        return told
+
     def alive(self, peer: int) -> bool | None:
         """Whether ``peer``'s process exists; None if that cannot be known."""
         return self._session.alive(peer) if self._session is not None else None
@@ -216,15 +230,17 @@ class Launch:
         """Tell the peers, and remember, that the current call has no result here."""
         if isinstance(error, GemmlinkError) and error.call_completed:
             return
-        for lane in self.program.lanes.values():  # nothing of this call may move after it
-            with contextlib.suppress(Exception):
-                lane.drain(_QUIESCE_S)
-        if isinstance(error, Outgrown):  # every rank finds that out for itself
+        # Nothing of this call may move after it. A failed copy of an earlier one, which nobody may
+        # have noticed yet, is told here or never.
+        told = self.come_to_rest(_QUIESCE_S)
+        lost = [reason for reason in told if not isinstance(reason, PeerTimeout)]
+        if isinstance(error, Outgrown) and not lost:  # every rank finds that out for itself
             self._leave()
             return
-        clean = isinstance(error, InvalidArgument | Unsupported)
+        clean = isinstance(error, InvalidArgument | Unsupported) and not lost
         if not clean:
-            self._poison = f"call {self.epoch} ended with {type(error).__name__}: {error}"
+            why = lost[0] if lost else error
+            self._poison = f"call {self.epoch} ended with {type(why).__name__}: {why}"
         if isinstance(error, InvalidArgument | Unsupported):
             call.ticket.refuse(error)
         code = REFUSED if clean else POISONED if isinstance(error, Poisoned) else FAILED

@@ -116,7 +116,11 @@ class Words(Protocol):
 
 @runtime_checkable
 class Lane(Protocol):
-    """An ordered queue of copies from the own window to one peer's window, run by a copy engine."""
+    """An ordered queue of copies from the own window to one peer's window, run by a copy engine.
+
+    A copy that fails takes with it whatever is enqueued behind it, until ``drain`` tells: none of
+    that is copied, and above all no word is set. So nothing is ever announced that is not there.
+    """
 
     def copy(self, src_offset: int, dst_offset: int, nbytes: int) -> None:
         """Enqueue a copy from the own window to the peer's window. Asynchronous."""
@@ -125,7 +129,12 @@ class Lane(Protocol):
         """Enqueue a word write at the peer, ordered as ``Capabilities.lanes`` says."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all sources enqueued may be overwritten, else ``PeerTimeout``."""
+        """Wait until all sources enqueued may be overwritten, else ``PeerTimeout``.
+
+        Raises what a copy raised, once, when the lane has come to rest: nothing enqueued before
+        then moves any more, and the lane takes new work. A lane that cannot do so (its engine is
+        broken) raises each time. A ``PeerTimeout`` tells only that the lane still moves.
+        """
 
 
 @runtime_checkable

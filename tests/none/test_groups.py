@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import gemmlink
 from gemmlink import groups, rendezvous
-from gemmlink.errors import GemmlinkError, InvalidArgument, Unavailable
-from gemmlink.groups import LAUNCHER_WORLD, SELF, CallbackGroup
+from gemmlink.errors import GemmlinkError, InvalidArgument, PeerTimeout, Unavailable
+from gemmlink.groups import LAUNCHER_WORLD, SELF, CallbackGroup, TorchGroup
 from gemmlink.spec.contracts import Group
+from tests.recovery import Party
 
 
 @pytest.mark.parametrize("environ", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}], ids=str)
@@ -176,3 +180,73 @@ def test_the_collective_epilogue_needs_a_torch_group() -> None:
     for error in _Threads(2).run(part):
         assert isinstance(error, Unavailable)
         assert "needs a torch.distributed group; got CallbackGroup" in str(error)
+
+
+# Exchanges through stores.
+
+STORES: dict[str, Callable[[Path], Any]] = {
+    "file": lambda folder: dist.FileStore(str(folder / "store"), 2),
+    "tcp": lambda _: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    "hash": lambda _: dist.HashStore(),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A store of each kind that torch has."""
+    return STORES[request.param](tmp_path)
+
+
+def _in_vain(group: TorchGroup, key: str, timeout_s: float) -> PeerTimeout:
+    with pytest.raises(PeerTimeout) as caught:
+        group.all_gather(b"", key=key, timeout_s=timeout_s)
+    return caught.value
+
+
+def test_an_exchange_keeps_its_limit_over_any_store(store: Any) -> None:
+    """The best of five: a machine that is busy makes any of them late."""
+    group, took = TorchGroup(Party(store, 0, 2)), []
+    for number in range(5):
+        began = time.monotonic()
+        error = _in_vain(group, f"k{number}", 0.2)
+        took.append(time.monotonic() - began)
+        assert (error.rank, error.peer, error.operation) == (0, 1, f"k{number}")
+        assert "nothing from ranks [1] at rank 0" in str(error)
+    assert min(took) >= 0.2
+    assert min(took) < 0.5, f"the limit is 0.2 s; the waits took {took}"
+
+
+def test_a_long_wait_for_a_record_costs_little(store: Any) -> None:
+    group, began = TorchGroup(Party(store, 0, 2)), time.thread_time()
+    _in_vain(group, "k", 2.0)
+    used = time.thread_time() - began
+    assert used < 0.2, f"{used:.2f} s of processor time in 2 s"
+
+
+def test_a_stalled_exchange_looks_for_a_reason(store: Any) -> None:
+    """A few times a second; what the look raises ends the wait."""
+    looks: list[float] = []
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            raise ZeroDivisionError
+
+    group, began = TorchGroup(Party(store, 0, 2)), time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        group.all_gather(b"", key="k", timeout_s=60, on_stall=look)
+    assert looks[0] - began > 0.1, "a look before there was a stall"
+
+
+def test_records_come_in_rank_order_over_any_store(store: Any) -> None:
+    found = [TorchGroup(Party(store, rank, 2)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for key in ("a", "b", "c"):
+            want = [key.encode() + bytes([rank]) for rank in range(2)]
+            seen = pool.map(
+                lambda group, key=key, want=want: group.all_gather(
+                    want[group.rank], key=key, timeout_s=30
+                ),
+                found,
+            )
+            assert list(seen) == [want, want]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from gemmlink import settings
 from gemmlink.errors import InvalidArgument
 from gemmlink.operators import choose
 from gemmlink.settings import Settings
+from gemmlink.spawn import run_ranks
 
+ONE = torch.ones(1, 1)
 GOOD = [
     ("TRANSPORT", "shm", "transport", "shm"),
     ("EPILOGUE", "fused-push", "epilogue", "fused-push"),
@@ -164,6 +168,45 @@ def test_an_unknown_name_is_one_warning_with_the_nearest(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings.read(environ)
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "function": lambda: gemmlink.gemm_all_gather(ONE, ONE, group=gemmlink.SELF),
+    "object": lambda: gemmlink.GemmAllGather(1, 1, 1, group=gemmlink.SELF),
+    "cache": lambda: settings.current(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_warning_points_at_the_users_line(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the way from there to the settings is."""
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("GEMMLINK_TRANPORT", "shm")
+    settings._remembered.cache_clear()
+    with pytest.warns(UserWarning, match="GEMMLINK_TRANPORT is not a setting") as caught:
+        FORMS[form]()
+    (warning,) = caught
+    line = FORMS[form].__code__.co_firstlineno
+    assert (warning.filename, warning.lineno) == (__file__, line)
+
+
+def _rank() -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        settings.current()
+    return ", ".join(str(warning.message) for warning in caught)
+
+
+def test_ranks_do_not_repeat_the_warning_of_the_process_that_started_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setenv("GEMMLINK_TRANPORT", "shm")
+    with pytest.warns(UserWarning, match="GEMMLINK_TRANPORT is not a setting") as caught:
+        said = run_ranks(1, _rank)
+    assert said == [""]
+    (warning,) = caught
+    assert warning.filename == __file__
 
 
 def test_a_name_like_no_other_is_a_warning_without_a_guess(

@@ -219,3 +219,21 @@ def test_loopback_is_brought_up_in_a_fresh_network_namespace() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("brought it up") == 1
+
+
+def test_an_unknown_variable_is_one_line_without_a_place_in_the_code() -> None:
+    """Neither the ranks of a command repeat it, nor is a line of the library anybody's mistake."""
+    asked = ("conformance", "--world", "2", "--epilogue", "fused-push")
+    command = [sys.executable, "-m", "gemmlink", *asked]
+    done = subprocess.run(
+        command,
+        cwd=_ROOT,
+        env={**os.environ, "GEMMLINK_TRANPORT": "shm"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    lines = [line for line in done.stderr.splitlines() if "TRANPORT" in line]
+    text = "GEMMLINK_TRANPORT is not a setting of gemmlink; did you mean GEMMLINK_TRANSPORT?"
+    assert lines == [f"gemmlink: {text}"]

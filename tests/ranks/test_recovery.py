@@ -1,16 +1,12 @@
-"""A rank that comes late, raises or dies at any point of a call: what the others hear, and after.
+"""A rank that comes late or raises at any point of a call: what the others hear, and after.
 
-Every place of the protocol is tried: each word by which a rank enters a call, each step of its
-schedule, and while it prepares.
+Every place of the protocol is tried: each word by which a rank enters a call, and each step of its
+schedule.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +17,6 @@ from tests.conftest import Ranks
 from tests.recovery import (
     ENTRY_WORDS,
     HEARD_S,
-    LIMIT_S,
     MODES,
     WORLD,
     Place,
@@ -32,17 +27,13 @@ from tests.recovery import (
     fail,
     fail_when_others_have_ended,
     failing,
-    named,
-    own_group,
     places,
     poisoned,
     prepared,
     served,
     spread,
-    started,
     steps,
     synchronised,
-    timed,
 )
 
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -188,86 +179,3 @@ def _heard_late(rank: int, mode: str) -> None:
 @each_mode
 def test_a_failure_that_is_heard_of_from_another_is_not_that_ones(ranks: Ranks, mode: str) -> None:
     ranks(WORLD).run(_heard_late, mode)
-
-
-# Dead.
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _victim(path: str, rank: int, mode: str, place: Place | None) -> None:
-    op = prepared(mode, group=own_group(path, rank, WORLD))
-    exact(op, 1, "the victim's first call")
-    _all_have_it(op)
-    if place is None:
-        _die()
-    else:
-        with before(op, place, _die):
-            exact(op, 2, "the victim's last call")
-    os._exit(77)  # it never came to the place
-
-
-def _all_have_it(op: gemmlink.GemmAllGather) -> None:
-    # A rank that has its own result may still be sending: killed there, it fails the first call.
-    op.group.all_gather(b"", key="first call", timeout_s=LIMIT_S)
-
-
-def _killed(process: BaseProcess) -> int:
-    process.join(HEARD_S)
-    assert process.exitcode == -signal.SIGKILL, f"the victim ended with {process.exitcode}"
-    assert process.pid is not None
-    return process.pid
-
-
-def _survivor(pool_rank: int, folder: str, mode: str, victim: int, place: Place | None) -> None:
-    what = f"rank {victim} is killed at {place or 'the end of a call'}"
-    rank = [r for r in range(WORLD) if r != victim][pool_rank]
-    op = prepared(mode, group=own_group(f"{folder}/all", rank, WORLD))
-    exact(op, 1, what)
-    _all_have_it(op)
-    began, error = time.monotonic(), attempt(op, 2, what)
-    if error is None:  # it had sent everything
-        assert place is not None, what
-        error = failing(lambda: exact(op, 3, what))
-    if isinstance(error, Poisoned):  # the other survivor had no result
-        assert "failed in call 2" in str(error), f"{what}: {error}"
-    else:
-        assert isinstance(error, PeerLost), f"{what}: {error!r}"
-        assert (error.peer, error.rank, error.epoch) == (victim, rank, op.launch.epoch), str(error)
-        assert f"rank {victim} must complete call {error.epoch} of all_gather" in str(error)
-    assert time.monotonic() - began < HEARD_S, f"{what}: the limit was waited for"
-    poisoned(op, what)
-    assert timed(op.close) < 1, what
-    with prepared(mode, group=own_group(f"{folder}/survivors", pool_rank, 2)) as other:
-        exact(other, 4, f"the survivors alone: {what}")
-
-
-def _kill_at(ranks: Ranks, folder: Path, mode: str, place: Place | None, number: int) -> None:
-    own = folder / str(number)
-    own.mkdir()
-    pool, victim = ranks(2), number % WORLD
-    survivors = pool.pids()
-    process = started(_victim, f"{own}/all", victim, mode, place)
-    pool.run(_survivor, str(own), mode, victim, place)
-    assert named([*survivors, _killed(process)]) == []
-
-
-def _places(rank: int, mode: str) -> list[Place]:
-    with prepared(mode) as op:
-        return places(op)
-
-
-def test_a_rank_may_be_killed_at_any_point(ranks: Ranks, tmp_path: Path) -> None:
-    mode = "fused-lanes"
-    found = ranks(WORLD).run(_places, mode)[0]
-    for number, place in enumerate([None, *found[::2]]):
-        _kill_at(ranks, tmp_path, mode, place, number)
-
-
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fused-lanes"])
-def test_a_rank_may_be_killed_in_any_mode(ranks: Ranks, tmp_path: Path, mode: str) -> None:
-    found = ranks(WORLD).run(_places, mode)[0]
-    for number, place in enumerate([None, *spread(found[5:], 3)]):
-        _kill_at(ranks, tmp_path, mode, place, number)

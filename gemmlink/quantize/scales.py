@@ -180,10 +180,11 @@ class Block1x128(Scale):
         """From a tensor in one of the spellings that agree on the memory order ``kb * M + row``.
 
         - flat, ``M * K/128`` elements in that order;
-        - ``(K/128, M)`` with unit stride along M;
-        - ``(M, K/128)`` column-major: stride ``(1, M)``, or ``(1, pitch)`` with padded columns.
+        - ``(K/128, M)`` with unit stride along M: stride ``(M, 1)``, or ``(pitch, 1)``;
+        - ``(M, K/128)`` column-major: stride ``(1, M)``, or ``(1, pitch)``.
 
-        Padded rows or columns are copied, the rest shares memory. With M or K/128 equal to 1 both
+        Another pitch than M (padding, or 0 where one scale serves every K block) means a copy; the
+        rest shares memory. With M or K/128 equal to 1 both
         memory orders are the same, so any strides and both shapes are taken. With M and K/128 equal
         and more than 1 the shape does not say which dimension is M: always refused.
 
@@ -203,7 +204,7 @@ class Block1x128(Scale):
         if m == blocks:
             raise _square(scale, k)
         by_block = scale if scale.shape[0] == blocks else scale.T
-        if by_block.stride(1) != 1 or by_block.stride(0) < m:
+        if by_block.stride(1) != 1:
             raise _two_readings(scale, m, k) if by_block is not scale else _transposed(scale)
         return cls(by_block.contiguous())
 

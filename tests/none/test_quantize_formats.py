@@ -103,6 +103,19 @@ def test_bytes_and_scales_are_those_of_plain_python(
     assert got.tolist() == want.tolist()
 
 
+@pytest.mark.parametrize("dtype", [FN, FNUZ])
+def test_values_are_divided_by_the_scale(dtype: torch.dtype) -> None:
+    """Ties of the quotient: a product with the rounded reciprocal falls beside some of them."""
+    generator = torch.Generator().manual_seed(7)
+    amax = 1 + torch.rand(200, 1, generator=generator)
+    ties = torch.tensor([8 + i + 0.5 for i in range(8)])
+    values = torch.cat([amax, amax / TOP[dtype] * ties], dim=1)
+    codes, scales = quantised(values.tolist(), (1, 9), float32_scale(TOP[dtype]), dtype)
+    made = ptpc(values, "a", dtype)
+    assert made.scale.of_rows(0, 200).tolist() == scales
+    assert made.elements.view(torch.uint8).tolist() == codes
+
+
 def _mixture(seed: int, rows: int, k: int) -> torch.Tensor:
     """Normal values whose size differs by row and column."""
     generator = torch.Generator().manual_seed(seed)

@@ -248,6 +248,13 @@ def test_accepted_spellings_mean_the_same(spelling: str) -> None:
     assert scale.of_rows(0, M).tolist() == _by_row().tolist()
 
 
+def test_one_scale_for_every_k_block_may_have_a_pitch_of_0() -> None:
+    one = _numbers(M)
+    for scale in (one.expand(BLOCKS, M), one.expand(BLOCKS, M).T):
+        made = Block1x128.from_tensor(scale, M, K)
+        assert made.of_rows(0, M).tolist() == [[value] * BLOCKS for value in one.tolist()]
+
+
 @pytest.mark.parametrize("spelling", ["flat", "[K/128, M]", "[M, K/128] column-major"])
 def test_the_kernels_own_order_is_not_copied(spelling: str) -> None:
     given_ = ACCEPTED[spelling]()

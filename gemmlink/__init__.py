@@ -12,6 +12,7 @@ Layer map; imports go downwards only:
 | ``api``, ``operators`` | the function form and the object form |
 | ``core`` | composes the parts, runs calls |
 | ``transport``, ``epilogues``, ``backends`` | the three exchangeable parts |
+| ``quantize`` | fp8 operands, their scale layouts, their product |
 | ``plugins``, ``groups``, ``rendezvous``, ``settings`` | registry, ranks, agreement, variables |
 | ``spec``, ``errors`` | contracts and data |
 

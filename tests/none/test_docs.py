@@ -17,6 +17,7 @@ PAGES = [
     "docs/guide.md",
     "docs/epilogues.md",
     "docs/errors.md",
+    "docs/quantize.md",
     "docs/transports.md",
 ]
 

@@ -188,9 +188,9 @@ class GemmAllGather:
     def reset(self, timeout_s: float | None = None) -> None:
         """Collective: make the operation usable again after ``PeerTimeout``, ``PeerLost`` and such.
 
-        Every rank of the group must come within ``timeout_s`` (default: the limit of a call); a
-        rank that has died cannot, and then only ``close`` and a new group help. Raises
-        ``PeerTimeout`` naming the ranks that have not come; may be tried again.
+        Every rank of the group must come within ``timeout_s`` (default: the limit of a call).
+        Raises ``PeerTimeout`` naming the ranks that have not come (may be tried again), and
+        ``PeerLost`` as soon as one is known to have died: then only ``close`` and a new group help.
         """
         self._refuse_if_closed()
         self.launch.reset(self._timeout_s if timeout_s is None else timeout_s)

@@ -363,8 +363,12 @@ class Call:
         """
         words = self.launch.words
         assert words is not None, "departures without a window"
-        if self.launch.abort_of(source)[0] > self.epoch and words.read(offset) < wanted:
-            raise self.ticket.refusal(source)
+        epoch, code, _ = self.launch.abort_of(source)
+        if epoch <= self.epoch or words.read(offset) >= wanted:
+            return
+        if code == FAILED and not self.ticket.refused_by(source):
+            raise self._lost(source)  # what it owes to this call was lost without its notice
+        raise self.ticket.refusal(source)
 
     def _look_for_death(self, source: int, offset: int, wanted: int) -> None:
         """A process that has ended sets no more words; what it set before that still counts."""

@@ -82,6 +82,10 @@ class Ticket:
         reason = posted["refused"] if posted is not None else "no reason given"
         return InvalidArgument(f"rank {peer} refused call {self.number}: {reason}")
 
+    def refused_by(self, peer: int) -> bool:
+        """Whether ``peer`` has said that it refuses this call."""
+        return self._peek(self._refusal_key(peer)) is not None
+
     def _post(self, key: str, record: Mapping[str, Any]) -> None:
         if self.group.board is not None:
             text = json.dumps({"number": self.number, **record})
@@ -93,7 +97,7 @@ class Ticket:
         return record if record is not None and record["number"] == self.number else None
 
     def _compare(self, peer: int) -> None:
-        if self._peek(self._refusal_key(peer)) is not None:
+        if self.refused_by(peer):
             raise self.refusal(peer)
         posted = self._peek(self._key(peer))
         if posted is None:

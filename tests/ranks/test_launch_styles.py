@@ -114,10 +114,10 @@ def test_threads_have_windows_of_their_own() -> None:
     assert len(set(_on_threads(2, job))) == 2
 
 
-def test_collective_is_not_for_threads_and_auto_is_push() -> None:
+def test_collective_is_not_for_threads_and_auto_pulls() -> None:
     def job(group: gemmlink.ThreadGroup) -> str:
         with gemmlink.GemmAllGather(N, K, M, group=group) as op:
-            assert op.launch.parts.epilogue.name == "push"
+            assert op.launch.parts.epilogue.name == "pull"
         made = gemmlink.GemmAllGather(N, K, M, group=group, epilogue="collective")
         error = _failing(made.prepare)
         assert isinstance(error, gemmlink.Unavailable), repr(error)

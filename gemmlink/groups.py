@@ -208,6 +208,30 @@ class CallbackGroup:
         return records
 
 
+class WatchedGroup:
+    """A group whose exchanges call ``on_stall`` wherever the caller of one gives none itself."""
+
+    def __init__(self, group: Group, on_stall: Callable[[], None] | None) -> None:
+        self.rank = group.rank
+        self.world = group.world
+        self.board: Board | None = group.board
+        self._group = group
+        self._on_stall = on_stall
+
+    def all_gather(
+        self,
+        data: bytes,
+        *,
+        key: str,
+        timeout_s: float,
+        on_stall: Callable[[], None] | None = None,
+    ) -> list[bytes]:
+        """Exchange through the group; see ``contracts.Group``."""
+        return self._group.all_gather(
+            data, key=key, timeout_s=timeout_s, on_stall=on_stall or self._on_stall
+        )
+
+
 _wrapped: weakref.WeakKeyDictionary[Any, TorchGroup] = weakref.WeakKeyDictionary()
 
 

@@ -26,7 +26,7 @@ import torch
 
 from gemmlink import groups, plugins
 from gemmlink.spawn import RankFailed, run_ranks
-from gemmlink.spec.contracts import Board, Capabilities, Group, Session, Transport, Window
+from gemmlink.spec.contracts import Capabilities, Group, Session, Transport, Window
 
 #: Limit of whatever a clause waits for, in seconds, unless the clause is about limits.
 LIMIT_S = 10.0
@@ -314,7 +314,7 @@ class Desk:
     def __init__(self, group: Group, job: Job, say_ended: Callable[[], None]) -> None:
         self.rank = group.rank
         self.world = group.world
-        self.group: Group = _Watched(group, self._look)
+        self.group: Group = groups.WatchedGroup(group, self._look)
         self._board = group.board
         self._job = job
         self._key = f"clause{job.number}"
@@ -386,27 +386,3 @@ class Desk:
         for peer in self.peers if self._board is not None else ():
             if self._board is not None and self._board.peek(f"{self._key}/failed/{peer}"):
                 raise PeerGaveUp(f"rank {peer} failed in this clause")
-
-
-class _Watched:
-    """A group whose exchanges end when a peer has failed."""
-
-    def __init__(self, group: Group, look: Callable[[], None]) -> None:
-        self.rank = group.rank
-        self.world = group.world
-        self.board: Board | None = group.board
-        self._group = group
-        self._look = look
-
-    def all_gather(
-        self,
-        data: bytes,
-        *,
-        key: str,
-        timeout_s: float,
-        on_stall: Callable[[], None] | None = None,
-    ) -> list[bytes]:
-        """See ``contracts.Group``."""
-        return self._group.all_gather(
-            data, key=key, timeout_s=timeout_s, on_stall=on_stall or self._look
-        )

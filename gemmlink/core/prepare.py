@@ -18,9 +18,10 @@ from gemmlink.core.interpret import HostProgram
 from gemmlink.core.launch import Launch
 from gemmlink.core.library import Gloo
 from gemmlink.core.prove import prove, reach
+from gemmlink.groups import WatchedGroup
 from gemmlink.rendezvous import agree, check_equal
 from gemmlink.spec import operations
-from gemmlink.spec.contracts import Board, Group, Session, Window
+from gemmlink.spec.contracts import Group, Session, Window
 from gemmlink.spec.problem import Problem, dtype_name
 from gemmlink.spec.schedule import Plan, Schedule
 from gemmlink.spec.window import WindowLayout
@@ -73,29 +74,6 @@ class Request:
         }
 
 
-class _Watched:
-    """A group whose exchanges look for a mismatch whenever they stall."""
-
-    def __init__(self, group: Group, on_stall: Callable[[], None] | None) -> None:
-        self.rank = group.rank
-        self.world = group.world
-        self.board: Board | None = group.board
-        self._group = group
-        self._on_stall = on_stall
-
-    def all_gather(
-        self,
-        data: bytes,
-        *,
-        key: str,
-        timeout_s: float,
-        on_stall: Callable[[], None] | None = None,
-    ) -> list[bytes]:
-        return self._group.all_gather(
-            data, key=key, timeout_s=timeout_s, on_stall=on_stall or self._on_stall
-        )
-
-
 def prepare(
     group: Group, request: Request, key: str, on_stall: Callable[[], None] | None = None
 ) -> Launch:
@@ -103,7 +81,7 @@ def prepare(
 
     The capacity becomes the largest that any rank asked for.
     """
-    watched = _Watched(group, on_stall)
+    watched = WatchedGroup(group, on_stall)
     limit = request.prepare_timeout_s
     asked = agree(watched, f"{key}/ask", request.record, limit)
     check_equal(asked, _ASKED, request.operation)

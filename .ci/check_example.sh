@@ -11,8 +11,9 @@ python3 -m venv "$FOLDER/venv"
 PYTHON="$FOLDER/venv/bin/python"
 # Copies, since builds leave things behind, and a leftover build/ brings deleted modules back.
 mkdir "$FOLDER/source"
-git ls-files -z | xargs -0 cp --parents --no-dereference --target-directory "$FOLDER/source"
-cp -r docs/examples/gemmlink-example "$FOLDER/example"
+tar --create --exclude-vcs --exclude=.venv --exclude=build --exclude='*.egg-info' . |
+    tar --extract --directory "$FOLDER/source"
+mv "$FOLDER/source/docs/examples/gemmlink-example" "$FOLDER/example"
 "$PYTHON" -m pip wheel --quiet --no-deps --wheel-dir "$FOLDER/dist" "$FOLDER/source"
 "$PYTHON" -m pip install --quiet --constraint constraints.txt numpy "$FOLDER"/dist/gemmlink-*.whl \
     "$FOLDER/example[test]"

@@ -67,10 +67,10 @@ class Mode:
 def describe(kind: str, asked: str, named: bool = True) -> Part:
     """What is known of a part. Raises ``InvalidArgument`` for a name that means nothing."""
     entry = _entry(kind, asked)
-    capabilities, lacks, name = {}, None, asked
+    name, capabilities, lacks = asked, {}, None
     try:
         found: Any = plugins.find(kind, asked)
-        name, capabilities = found.name, _CAPABILITIES[kind](found)
+        name, capabilities = found.name, _told(kind, found)
     except Unavailable as error:
         lacks = str(error)
     built_in = entry.origin == "built-in"
@@ -129,6 +129,16 @@ def _entry(kind: str, asked: str) -> plugins.Entry:
         return known[asked]
     targets = {entry.target: entry for entry in known.values()}
     return targets.get(asked) or plugins.Entry(asked, asked, kind)
+
+
+def _told(kind: str, found: Any) -> dict[str, str]:
+    try:
+        told: dict[str, str] = _CAPABILITIES[kind](found)
+    except Unavailable:
+        raise
+    except Exception as error:  # for the clauses to find
+        return {"unknown": f"{type(error).__name__}: {error}"}
+    return told
 
 
 def _origin(module: str) -> str:

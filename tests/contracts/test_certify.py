@@ -37,6 +37,13 @@ class Needy(Eager):
         raise Unavailable("backend 'needy' needs libneedy", "nothing", "Install libneedy.")
 
 
+class Mute(Eager):
+    """A backend that breaks when it is asked."""
+
+    def supports(self, problem: object) -> str | None:
+        raise ZeroDivisionError("mute")
+
+
 class Plain(SharedMemory):
     """A transport without lanes."""
 
@@ -247,6 +254,12 @@ def test_a_mode_that_ends_a_rank_costs_no_other_mode() -> None:
     states = {(row.id.split("/")[2], row.state) for row in rows}
     assert states == {("fused-bad", "failed"), ("split-pull", "passed")}
     assert "died with exit code 7" in str(rows[0].reason)
+
+
+def test_a_part_that_cannot_even_say_what_it_is_has_a_header() -> None:
+    """And then clauses that fail, not a traceback."""
+    part = parts.describe("backend", f"{HERE}:Mute")
+    assert part.capabilities == {"unknown": "ZeroDivisionError: mute"}
 
 
 def test_the_header_names_the_distribution() -> None:

@@ -23,7 +23,7 @@ A contract is a class for pytest; subclass it, say what is under test, and every
     class TestMineWindow(WindowContract):
         transport = "mine.transport:Mine"
 
-Nothing here imports pytest: ``failures(TestMineWindow)`` runs the clauses without it.
+Nothing here needs pytest: ``failures(TestMineWindow)`` runs the clauses without it.
 """
 
 from __future__ import annotations

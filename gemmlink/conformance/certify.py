@@ -43,8 +43,9 @@ class Row:
         """For people: a failure shows all that is known of it."""
         first = f"{self.state:<8} {self.id}"
         if self.state == "failed":
-            text = "\n".join(filter(None, (self.sentence, self.reason)))
-            return [first, *(f"         {line}" for line in text.splitlines())]
+            text = (self.reason or "").removeprefix(self.sentence).strip()
+            told = [*filter(None, [self.sentence]), *filter(None, text.splitlines())]
+            return [first, *(f"         {line}" for line in told)]
         return [f"{first}: {self.reason}" if self.reason else first]
 
 

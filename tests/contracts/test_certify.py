@@ -170,14 +170,19 @@ def test_gaps_lie_beside_the_module(
 
 
 @pytest.mark.parametrize(
-    "line", ["epilogue/schedules_are_pure", "cell/all_gather/fused-push/float16-float32/world1"]
+    ("line", "argv"),
+    [
+        ("epilogue/schedules_are_pure", []),
+        ("epilogue/schedules_are_pure", ["--backend", CHOOSY]),
+        (CELL, []),
+    ],
 )
 def test_what_is_built_in_has_no_gaps(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "push.gaps"
     path.write_text(f"{line}: hard")
-    assert main(["conformance", "--epilogue", "fused-push", "--gaps", str(path)]) == 2
+    assert main(["conformance", "--epilogue", "fused-push", *argv, "--gaps", str(path)]) == 2
     assert "built in" in capsys.readouterr().err
 
 
@@ -240,6 +245,19 @@ def test_ranks_report_which_clause_failed(
     assert wrong == ["transport/words/a_word_is_a_signed_64_bit_number"]
     assert len(rows) == len(catalog.clause_ids(WordsContract))
     assert "rank 0: read gave" in rows[wrong[0]]["reason"]
+
+
+def test_a_failure_tells_its_clause_once() -> None:
+    row = certify.Row(
+        "backend/x", "failed", "It is right.\nrank 0: it is not\n\nat all", "It is right."
+    )
+    assert row.lines() == [
+        "failed   backend/x",
+        "         It is right.",
+        "         rank 0: it is not",
+        "         at all",
+    ]
+    assert certify.Row("cell/x", "failed", "wrong").lines() == ["failed   cell/x", "         wrong"]
 
 
 def test_a_mode_that_ends_a_rank_costs_no_other_mode() -> None:

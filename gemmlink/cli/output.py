@@ -1,7 +1,8 @@
 """What a command prints and returns.
 
 With ``--json`` exactly one object goes to stdout: ``{"ok", "checked", "failed", "versions",
-"rows"}``. Without it, text. Logs go to stderr in both cases. Under a launcher only rank 0 prints.
+"rows"}``, and ``"parts"`` where parts are certified. Without it, text. Logs go to stderr in both
+cases. Under a launcher only rank 0 prints.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. ``code`` is the exit code, ``text`` what people read instead of rows."""
+    """How a command ended. ``code`` is the exit code, ``text`` what people read instead of rows.
+
+    ``more``: what the JSON object has besides the usual.
+    """
 
     code: int
     checked: int
     failed: int
     rows: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     text: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object."""
@@ -43,6 +48,7 @@ class Outcome:
             "failed": self.failed,
             "versions": versions(),
             "rows": list(self.rows),
+            **self.more,
         }
 
 

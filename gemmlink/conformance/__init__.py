@@ -4,13 +4,17 @@
 | --- | --- |
 | ``problems`` | seeded inputs that every rank can rebuild, and their references in float64 |
 | ``quick`` | the self-test: small whole-number problems in every mode, compared exactly |
+| ``contract``, ``gaps`` | what all contracts share: names of clauses, and those known to fail |
 | ``clauses`` | runs the clauses of a contract on one set of ranks and keeps each one's outcome |
 | ``sessions``, ``windows``, ``words``, ``lanes`` | the contracts of a transport, clause by clause |
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
+| ``catalog`` | the ids of all clauses and cells |
+| ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
 
 Imports go ``spec``, ``operators`` <- ``problems`` <- ``quick``, ``perf`` <- ``cli``, and
-``spec``, ``operators``, ``spawn`` <- ``clauses``, ``races`` <- the contracts.
+``spec``, ``operators``, ``spawn``, ``gaps`` <- ``contract`` <- ``clauses``, ``races`` <- the
+contracts <- ``catalog`` <- ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 
@@ -19,7 +23,7 @@ A contract is a class for pytest; subclass it, say what is under test, and every
     class TestMineWindow(WindowContract):
         transport = "mine.transport:Mine"
 
-Nothing here imports pytest: ``failures(TestMineWindow)`` runs the clauses without it.
+Nothing here needs pytest: ``failures(TestMineWindow)`` runs the clauses without it.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from gemmlink.conformance.clauses import RankContract as RankContract
     from gemmlink.conformance.clauses import failures as failures
     from gemmlink.conformance.clauses import run_together as run_together
+    from gemmlink.conformance.contract import Contract as Contract
     from gemmlink.conformance.epilogues import EpilogueContract as EpilogueContract
     from gemmlink.conformance.lanes import LaneContract as LaneContract
     from gemmlink.conformance.sessions import TransportContract as TransportContract
@@ -45,6 +50,7 @@ _PUBLIC = {
     "LaneContract": "lanes",
     "EpilogueContract": "epilogues",
     "BackendContract": "backends",
+    "Contract": "contract",
     "RankContract": "clauses",
     "failures": "clauses",
     "run_together": "clauses",

@@ -9,6 +9,7 @@ import torch
 
 from gemmlink import plugins
 from gemmlink.conformance.clauses import require, span
+from gemmlink.conformance.contract import Contract
 from gemmlink.conformance.problems import Case, limit_l2, relative_l2
 from gemmlink.spec.contracts import INTERFACE, Backend
 from gemmlink.spec.problem import INPUT_DTYPES, Problem, dtype_name
@@ -58,12 +59,13 @@ _LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-class BackendContract:
+class BackendContract(Contract):
     """``Backend.multiply``: right for every dtype, stride and size, and writes nowhere else.
 
     ``backend``: a name, ``"module:attribute"``; ``device``: of the tensors.
     """
 
+    section = "backend"
     backend: str = "eager"
     device: str = "cpu"
 

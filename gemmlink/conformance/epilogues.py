@@ -48,6 +48,7 @@ class EpilogueContract(RankContract):
     raises ``Unsupported`` is left out, except the plainest one.
     """
 
+    section = "epilogue"
     epilogue: str = "push"
     backend: str = "eager"
     results: tuple[str, ...] = ("copy", "view")

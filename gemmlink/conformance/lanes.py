@@ -24,6 +24,7 @@ _DATA = 4096
 class LaneContract(RankContract):
     """``Lane``: an ordered queue of copies to one peer. ``rounds``, ``payload`` as for words."""
 
+    section = "transport/lane"
     rounds: int = 60
     payload: int = 1 << 21
 

@@ -45,7 +45,10 @@ class Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """The cases of one mode and pair of dtypes in one world. ``reason`` is the first failure's."""
+    """The cases of one mode and pair of dtypes in one world. ``reason`` is the first failure's.
+
+    ``unavailable``: what hardware or library is missing, where that is the reason.
+    """
 
     world: int
     mode: str
@@ -56,6 +59,7 @@ class Group:
     passed: int
     failed: int
     reason: str | None = None
+    unavailable: str | None = None
 
     @property
     def skipped(self) -> bool:
@@ -84,7 +88,7 @@ def run(suite: Suite) -> list[Group]:
     return [
         _tested(choice, dtype, out_dtype)
         for choice in suite.choices()
-        for dtype, out_dtype in _dtypes()
+        for dtype, out_dtype in dtype_pairs()
     ]
 
 
@@ -110,7 +114,8 @@ def row_patterns(world: int) -> list[tuple[int, ...]]:
     return [*same, *mixed]
 
 
-def _dtypes() -> Iterator[tuple[torch.dtype, torch.dtype]]:
+def dtype_pairs() -> Iterator[tuple[torch.dtype, torch.dtype]]:
+    """Every pair of the dtype of the inputs and that of the output."""
     for dtype in INPUT_DTYPES:
         for out_dtype in dict.fromkeys((dtype, torch.float32)):
             yield dtype, out_dtype
@@ -163,7 +168,8 @@ def _with_size(group: Group, choice: Choice, case: Case) -> Group:
                 group = replace(group, passed=group.passed + 1)
     except (Unavailable, Unsupported) as error:
         if not group.passed:
-            return replace(group, reason=str(error))
+            missing = str(error) if isinstance(error, Unavailable) else None
+            return replace(group, reason=str(error), unavailable=missing)
         return _failed(group, cases, error)
     except Exception as error:  # a failure of one mode must not keep the others from being tested
         return _failed(group, cases, error)

@@ -26,6 +26,8 @@ _AT_ONCE_S = 2.0
 class TransportContract(RankContract):
     """``Transport`` and ``Session``: opening, meeting, watching and closing."""
 
+    section = "transport/session"
+
     @clause
     def test_it_has_a_name_and_is_written_for_this_interface(self, desk: Desk) -> None:
         """A transport has a name, and states the version of the contracts it was written for."""

@@ -44,6 +44,7 @@ class WindowContract(RankContract):
     provide ``spoil_nbytes``; by default its address space is limited.
     """
 
+    section = "transport/window"
     spoil: str = "gemmlink.conformance.windows:little_memory"
     spoil_nbytes: int = _TOO_MUCH
 

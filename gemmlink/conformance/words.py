@@ -21,6 +21,7 @@ class WordsContract(RankContract):
     ``rounds``: how often data is announced by a word; ``payload``: bytes announced each time.
     """
 
+    section = "transport/words"
     rounds: int = 400
     payload: int = 1 << 17
 

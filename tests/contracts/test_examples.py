@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from gemmlink import plugins
 from gemmlink.conformance import EpilogueContract, failures
 
 DOCS = Path(__file__).parents[2] / "docs"
+PLUGIN = DOCS / "examples" / "gemmlink-example"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = [("guide.md", "Backwards"), ("epilogues.md", "LastFirst")]
 
@@ -27,4 +30,14 @@ def test_an_example_keeps_the_contract(
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(text, page, "exec"), vars(module))
     contract = type(name, (EpilogueContract,), {"epilogue": f"{module.__name__}:{name}"})
+    assert failures(contract, ranks=False) == {}
+
+
+def test_the_example_plugin_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its schedules; CI installs and certifies all of it, see .ci/check_example.sh."""
+    monkeypatch.syspath_prepend(str(PLUGIN / "src"))
+    monkeypatch.setattr(plugins, "_registry", None)
+    plugins.register(importlib.import_module("gemmlink_example"))
+    assert plugins.find("transport", "directory").name == "directory"
+    contract = type("Example", (EpilogueContract,), {"epilogue": "pairwise"})
     assert failures(contract, ranks=False) == {}

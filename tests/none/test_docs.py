@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [
     "README.md",
+    "docs/conformance.md",
     "docs/guide.md",
     "docs/epilogues.md",
     "docs/errors.md",

@@ -55,7 +55,7 @@ def _note(folder: str, rank: int, text: str) -> None:
     Path(folder, f"note{rank}").write_text(f"{time.monotonic()} {text}")
 
 
-@each_mode
+@each_epilogue
 def test_o_42_a_rank_is_killed_in_the_middle(tmp_path: Path, mode: str) -> None:
     """NVIDIA/nccl#585, ml-explore/mlx#4060: the others spun for ever and said nothing."""
     processes = [started(_until_killed, rank, str(tmp_path), mode) for rank in range(3)]
@@ -171,7 +171,7 @@ def _closed(rank: int, mode: str) -> None:
         assert_equal(view, want, f"{mode}, a view after close")
 
 
-@each_mode
+@each_epilogue
 def test_o_45_closed_twice_and_used_after(ranks: Ranks, mode: str) -> None:
     """openucx/ucx#4431 unmapped a handle twice; pytorch/pytorch#195499 used a library after its
     end."""

@@ -102,7 +102,7 @@ def _reordered(rank: int, folder: str, mode: str) -> None:
     dist.destroy_process_group(of_torch)
 
 
-@each_mode
+@each_epilogue
 def test_o_40_ranks_listed_out_of_order(ranks: Ranks, tmp_path: Path, mode: str) -> None:
     """pytorch/pytorch#176126, #176578: a list of ranks was sorted and nobody was told.
 

@@ -26,11 +26,12 @@ from tests.cases.kit import (
     tagged,
 )
 from tests.conftest import Ranks
-from tests.refs import assert_equal, whole
+from tests.refs import FEW_MODES, assert_equal, whole
 
 ROOT = Path(__file__).parents[2]
 
 each_mode = pytest.mark.parametrize("mode", MODES)
+each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _odd_shapes(rank: int, mode: str) -> None:
@@ -49,7 +50,7 @@ def _surrounded(rank: int, mode: str, m: int, n: int, k: int, dtype: torch.dtype
     assert_equal(got, stacked(blocks, b, dtype), f"{mode} {(m, n, k)} {dtype}")
 
 
-@each_mode
+@each_epilogue
 def test_o_01_odd_shapes_around_a_tile(ranks: Ranks, mode: str) -> None:
     """triton-lang/triton#630: right at 1000 x 1000 x 1000, wrong once N and K left the tile.
 
@@ -68,7 +69,7 @@ def _tile_rows(rank: int, mode: str) -> None:
         assert not bad, f"{mode} g={g}: wrong from tile row {bad[-1]} on"
 
 
-@each_mode
+@each_epilogue
 def test_o_02_tile_rows_that_a_group_does_not_divide(ranks: Ranks, mode: str) -> None:
     """ROCm/FlyDSL#979: tile rows taken in groups of eight; of nine, all after the eighth wrong.
 
@@ -88,7 +89,7 @@ def _odd_slices(rank: int, mode: str) -> None:
             assert_equal(got, stacked(few, b, F32), f"{mode} K={k} {dtype}")
 
 
-@each_mode
+@each_epilogue
 def test_o_03_an_odd_number_of_slices_of_k(ranks: Ranks, mode: str) -> None:
     """HazyResearch/HipKittens#65, deepseek-ai/DeepGEMM#93: K passed the check and not the loop."""
     ranks(2).run(_odd_slices, mode)

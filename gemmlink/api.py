@@ -25,11 +25,13 @@ from gemmlink.errors import InvalidArgument, Overlap, Poisoned, Unsupported
 from gemmlink.operators import GemmAllGather, choose
 from gemmlink.spec.contracts import Group
 from gemmlink.spec.problem import dtype_name
+from gemmlink.untraced import untraced
 
 #: Prepared operations kept per group. The one not used for longest goes first, on every rank alike.
 CACHE_SIZE = 16
 
 
+@untraced
 def gemm_all_gather(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -25,6 +25,7 @@ from gemmlink.errors import GemmlinkError, InvalidArgument, Unsupported
 from gemmlink.rendezvous import next_key
 from gemmlink.settings import Settings
 from gemmlink.spec.problem import Problem, dtype_name
+from gemmlink.untraced import untraced
 
 
 class GemmAllGather:
@@ -116,6 +117,7 @@ class GemmAllGather:
         with torch.inference_mode(False):
             self._launch = prepare(self.group, request, key, stalled)
 
+    @untraced
     def __call__(
         self,
         a: torch.Tensor,

@@ -100,16 +100,32 @@ class _Registry:
         points = sorted(
             importlib.metadata.entry_points(group=_NAME), key=lambda p: (p.name, p.value)
         )
+        names = set(allowed or ())
         for point in points:
             if allowed is not None and point.name not in allowed:
                 continue
+            names.discard(point.name)
             dist = getattr(point, "dist", None)
             origin = f"{dist.name} {dist.version}" if dist is not None else point.value
             try:
                 self.adopt(point.load(), point.name, origin)
-            except Exception as error:  # a broken plugin must not take the others with it
+            except Exception as error:
+                if allowed is not None:
+                    raise InvalidArgument(
+                        "GEMMLINK_PLUGINS must name plugins that can be loaded",
+                        f"{point.name!r} ({origin}), where {type(error).__name__}: {error}",
+                        "Repair it, or leave it out.",
+                    ) from error
+                # One that nobody has named must not take the others with it.
                 self.failed[point.name] = error
                 _log.warning("plugin %s (%s) was not loaded: %s", point.name, origin, error)
+        if names:
+            known = ", ".join(point.name for point in points) or "none"
+            raise InvalidArgument(
+                "GEMMLINK_PLUGINS must name entry points of installed distributions",
+                ", ".join(map(repr, sorted(names))),
+                f"There are: {known}.",
+            )
 
     def adopt(self, plugin: Any, name: str, origin: str) -> None:
         """Validate a hook-implementing plugin against the specifications and take its entries."""

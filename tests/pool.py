@@ -35,7 +35,7 @@ _START_LIMIT_S = 120.0
 _GRACE_S = 5.0
 #: Limits the waits of the library in a test that says nothing else; a hang is then an error soon.
 _CALL_LIMIT_S = "20"
-_PRELOAD = ["torch", "torch.distributed", "pytest", "hypothesis", "pluggy"]
+PRELOAD = ["torch", "torch.distributed", "pytest", "hypothesis", "pluggy"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class RankPool:
         if self._processes:
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.mkdtemp(prefix="gemmlink-pool-")
         for rank in range(self.world):
             here, there = context.Pipe()

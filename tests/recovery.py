@@ -27,6 +27,7 @@ from gemmlink.core.interpret import CallState
 from gemmlink.groups import TorchGroup
 from gemmlink.spec.contracts import Lane, Words
 from gemmlink.spec.schedule import Set, Wait, Word
+from tests.pool import PRELOAD
 from tests.refs import a_of, assert_equal, b_of, gathered
 
 MODES = ("fused-push", "split-push", "fused-pull", "split-pull", "fused-lanes", "split-lanes")
@@ -346,9 +347,9 @@ def own_group(path: str, rank: int, world: int) -> TorchGroup:
 
 def started(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """A process of its own for a rank that is to be killed: no pool has to start anew for it."""
-    process = multiprocessing.get_context("forkserver").Process(
-        target=target, args=arguments, daemon=True
-    )
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)  # for a test that comes before any pool
+    process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

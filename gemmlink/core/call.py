@@ -133,8 +133,7 @@ class Call:
 
     def all_gather(self) -> None:
         """Gather private buffers into the result, through the library."""
-        library, world = self.launch.library, self.launch.group.world
-        assert library is not None, "a library collective without a library"
+        world = self.launch.group.world
         self._exchange_header()
         result = self._sized_result()
         rows = self._known_rows()
@@ -146,7 +145,7 @@ class Call:
         direct = min(rows) == longest and result.is_contiguous()
         shape = (world, longest, result.shape[1])
         gathered = result.view(shape) if direct else torch.empty(shape, dtype=result.dtype)
-        library.all_gather(gathered, block, self._left(), self.ticket.stalled)
+        self._through_library(gathered, block)
         if not direct:
             for source, count in enumerate(rows):
                 self.result_rows(source, 0, count).copy_(gathered[source, :count])
@@ -222,14 +221,13 @@ class Call:
 
         ``code`` is 0, or ``REFUSED`` or ``FAILED`` where the call has ended badly already.
         """
-        library, group = self.launch.library, self.launch.group
-        assert library is not None, "a header without a library"
+        group = self.launch.group
         if self._header_sent:
             return
         self._header_sent = True
         mine = [0 if code else self.m, self._fingerprint, code]
         gathered = torch.zeros(group.world, len(mine), dtype=torch.int64)
-        library.all_gather(gathered, torch.tensor(mine), self._left(), self.ticket.stalled)
+        self._through_library(gathered, torch.tensor(mine))
         headers = gathered.tolist()
         for peer, (_, other, peer_code) in enumerate(headers):
             if code:
@@ -241,6 +239,24 @@ class Call:
             if other != self._fingerprint:
                 raise self.ticket.mismatch(peer)
         self._take_rows([int(header[0]) for header in headers])
+
+    def _through_library(self, out: torch.Tensor, block: torch.Tensor) -> None:
+        """The library's all-gather; who is missing, which it does not know, is found out here."""
+        launch = self.launch
+        assert launch.library is not None, "a library collective without a library"
+        try:
+            launch.library.all_gather(out, block, self._left(), self.ticket.stalled)
+        except PeerTimeout as error:
+            absent = self.ticket.absent()
+            raise type(error)(
+                error.rule,
+                f"{error.came}; nothing heard from ranks {absent}" if absent else error.came,
+                error.fix,
+                operation=launch.operation,
+                epoch=self.epoch,
+                rank=launch.group.rank,
+                peer=absent[0] if len(absent) == 1 else -1,
+            ) from error
 
     def _take_rows(self, rows: list[int]) -> None:
         if self._rows is not None and self._rows != rows:

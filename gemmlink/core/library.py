@@ -66,7 +66,7 @@ class Gloo:
         """``out[r] = block of rank r``, for a contiguous out of shape ``(world, *block.shape)``.
 
         Blocks have the same size on all ranks. Moves bytes, so any dtype will do. Raises
-        ``PeerTimeout`` when some rank does not come.
+        ``PeerTimeout`` when some rank does not come; which one gloo does not say.
         """
         if self._world == 1 or block.numel() == 0:
             out[0].copy_(block)
@@ -79,7 +79,7 @@ class Gloo:
             if time.monotonic() > deadline:
                 raise PeerTimeout(
                     f"every rank must come to the library's all-gather within {timeout_s:g} s",
-                    "at least one rank missing (gloo does not say which)",
+                    "at least one rank missing",
                     "Call the operation on every rank, or raise GEMMLINK_TIMEOUT_S.",
                 )
 

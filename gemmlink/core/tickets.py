@@ -58,6 +58,18 @@ class Ticket:
             if peer != self.group.rank:
                 self._compare(peer)
 
+    def absent(self) -> list[int]:
+        """Peers that have posted neither this call nor a later one: dead, late or elsewhere.
+
+        For a wait that does not know whom it waits for, once it has stalled: those that wait, too,
+        have posted by then.
+        """
+        return [
+            peer
+            for peer in range(self.group.world)
+            if peer != self.group.rank and self._reached(peer) < self.number
+        ]
+
     def refuse(self, error: Exception) -> None:
         """Tell the peers why this rank will not take part in the call."""
         self._post(self._refusal_key(self.group.rank), {"refused": str(error)})
@@ -92,9 +104,18 @@ class Ticket:
             self.group.board.post(key, text.encode())
 
     def _peek(self, key: str) -> dict[str, Any] | None:
+        record = self._posted_under(key)
+        return record if record is not None and record["number"] == self.number else None
+
+    def _posted_under(self, key: str) -> dict[str, Any] | None:
         data = self.group.board.peek(key) if self.group.board is not None else None
         record: dict[str, Any] | None = json.loads(data) if data else None
-        return record if record is not None and record["number"] == self.number else None
+        return record
+
+    def _reached(self, peer: int) -> int:
+        """The number of the last call in which ``peer`` has stalled; 0 if there is none."""
+        record = self._posted_under(self._key(peer))
+        return 0 if record is None else int(record["number"])
 
     def _compare(self, peer: int) -> None:
         if self.refused_by(peer):

@@ -160,7 +160,7 @@ def _hash(rank: int, world: int, mode: str, dtype: torch.dtype) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("world", "dtype"), [(4, F32), (4, BF16), (5, BF16)], ids=str)
+@pytest.mark.parametrize(("world", "dtype"), [(4, F32), (5, BF16)], ids=str)
 def test_o_65_the_same_bits_on_all_ranks_every_time(
     ranks: Ranks, world: int, dtype: torch.dtype
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from gemmlink.conformance import (
     failures,
     run_together,
 )
+from gemmlink.conformance.clauses import Desk, clause, require
 
 _HERE = "tests.contracts"
 #: What each broken transport fails: contract, name, clauses.
@@ -108,6 +110,28 @@ def test_a_rank_that_dies_is_charged_to_its_clause() -> None:
 def test_a_clause_that_hangs_is_given_up() -> None:
     text = _transport_failures()["EndlessWait"]["test_a_wait_is_bounded"]
     assert "still running after 6 s" in text
+
+
+class Haunted(RankContract):
+    """Its first clause goes on in its thread when it has been given up."""
+
+    world = 2
+    clause_limit_s = 2.0
+
+    @clause
+    def test_a_hangs(self, desk: Desk) -> None:
+        """This one does not end."""
+        threading.Event().wait(60)
+
+    @clause
+    def test_b_is_alone(self, desk: Desk) -> None:
+        """No thread of another clause runs beside this one."""
+        names = [thread.name for thread in threading.enumerate()]
+        require("test_a_hangs" not in names, f"{names}")
+
+
+def test_a_clause_that_hangs_does_not_disturb_those_behind_it() -> None:
+    assert set(failures(Haunted)) == {"test_a_hangs"}
 
 
 EPILOGUES = [

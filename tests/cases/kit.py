@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import gemmlink
@@ -21,6 +22,10 @@ NAN = float("nan")
 #: Limit of a call where one is to fail, in seconds, and how much later all ranks must know.
 LIMIT_S = 5.0
 HEARD_S = LIMIT_S + 5.0
+LIMIT = {"GEMMLINK_TIMEOUT_S": f"{LIMIT_S}"}
+
+each_mode = pytest.mark.parametrize("mode", MODES)
+each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 __all__ = ["BF16", "DTYPES", "F16", "F32", "FEW_MODES", "HEARD_S", "LIMIT_S", "MODES", "NAN"]
 

@@ -18,8 +18,9 @@ from tests.cases.kit import (
     BF16,
     F32,
     HEARD_S,
+    LIMIT,
     LIMIT_S,
-    MODES,
+    each_epilogue,
     eye,
     failing,
     good_call,
@@ -27,11 +28,7 @@ from tests.cases.kit import (
 )
 from tests.conftest import Ranks
 from tests.recovery import named, own_group, started
-from tests.refs import FEW_MODES, assert_equal, whole
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
-LIMIT = {"GEMMLINK_TIMEOUT_S": f"{LIMIT_S}"}
+from tests.refs import assert_equal, whole
 
 # Processes of their own, which nobody but the test ends.
 

@@ -17,15 +17,22 @@ import torch
 import torch.distributed as dist
 
 import gemmlink
-from tests.cases.kit import BF16, F32, MODES, eye, failing, gather, stacked, tagged
+from tests.cases.kit import (
+    BF16,
+    F32,
+    MODES,
+    each_epilogue,
+    eye,
+    failing,
+    gather,
+    stacked,
+    tagged,
+)
 from tests.conftest import Ranks
 from tests.recovery import own_group
 from tests.refs import FEW_MODES, assert_equal, whole
 
 ROOT = Path(__file__).parents[2]
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _two_groups(rank: int, folder: str, mode: str, calls: int) -> None:

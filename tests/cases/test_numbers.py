@@ -17,6 +17,8 @@ from tests.cases.kit import (
     F32,
     MODES,
     bits,
+    each_epilogue,
+    each_mode,
     eye,
     failing,
     gather,
@@ -25,12 +27,9 @@ from tests.cases.kit import (
     stacked,
 )
 from tests.conftest import Ranks
-from tests.refs import FEW_MODES, assert_equal, whole
+from tests.refs import assert_equal, whole
 
 E4M3FN, E4M3FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _one_nan(rank: int, mode: str) -> None:

@@ -17,13 +17,19 @@ import torch.distributed as dist
 
 import gemmlink
 from gemmlink import api, groups
-from tests.cases.kit import BF16, F32, MODES, eye, failing, good_call, tagged
+from tests.cases.kit import (
+    BF16,
+    F32,
+    each_epilogue,
+    each_mode,
+    eye,
+    failing,
+    good_call,
+    tagged,
+)
 from tests.conftest import Ranks
 from tests.recovery import named
 from tests.refs import FEW_MODES, assert_equal
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _compiled(rank: int, compiler: str) -> None:

@@ -18,6 +18,8 @@ from tests.cases.kit import (
     DTYPES,
     F32,
     MODES,
+    each_epilogue,
+    each_mode,
     eye,
     gather,
     guarded,
@@ -26,12 +28,9 @@ from tests.cases.kit import (
     tagged,
 )
 from tests.conftest import Ranks
-from tests.refs import FEW_MODES, assert_equal, whole
+from tests.refs import assert_equal, whole
 
 ROOT = Path(__file__).parents[2]
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
 
 
 def _odd_shapes(rank: int, mode: str) -> None:

@@ -20,8 +20,9 @@ from tests.cases.kit import (
     BF16,
     F32,
     HEARD_S,
-    LIMIT_S,
-    MODES,
+    LIMIT,
+    each_epilogue,
+    each_mode,
     eye,
     failing,
     gather,
@@ -29,11 +30,7 @@ from tests.cases.kit import (
     tagged,
 )
 from tests.conftest import Ranks
-from tests.refs import FEW_MODES, assert_equal
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
-LIMIT = {"GEMMLINK_TIMEOUT_S": f"{LIMIT_S}"}
+from tests.refs import assert_equal
 
 
 def _changing_shapes(rank: int, mode: str, calls: int) -> None:

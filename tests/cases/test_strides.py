@@ -6,12 +6,18 @@ import pytest
 import torch
 
 import gemmlink
-from tests.cases.kit import BF16, F32, MODES, eye, gather, stacked, tagged
+from tests.cases.kit import (
+    BF16,
+    F32,
+    each_epilogue,
+    each_mode,
+    eye,
+    gather,
+    stacked,
+    tagged,
+)
 from tests.conftest import Ranks
-from tests.refs import FEW_MODES, assert_equal, whole
-
-each_mode = pytest.mark.parametrize("mode", MODES)
-each_epilogue = pytest.mark.parametrize("mode", FEW_MODES)
+from tests.refs import assert_equal, whole
 
 
 def _strided(rank: int, mode: str) -> None:

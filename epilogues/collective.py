@@ -6,6 +6,7 @@ others are measured against.
 
 from __future__ import annotations
 
+from gemmlink.epilogues import common
 from gemmlink.spec.contracts import INTERFACE, Needs
 from gemmlink.spec.operations import Phase
 from gemmlink.spec.schedule import (
@@ -16,13 +17,9 @@ from gemmlink.spec.schedule import (
     Join,
     Plan,
     Program,
-    Region,
     Schedule,
     Store,
 )
-
-#: Library collective for each kind of phase.
-_CALLS = {"gather": "all_gather"}
 
 
 class LibraryCollective:
@@ -32,6 +29,7 @@ class LibraryCollective:
     interface = INTERFACE
     needs = Needs(window=False)
     complete = True
+    phases = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split only."""
@@ -39,16 +37,27 @@ class LibraryCollective:
 
     def schedule(self, phase: Phase, plan: Plan) -> Schedule:
         """See the module's docstring."""
-        actions: list[Action] = []
-        for chunk in range(plan.chunks):
-            region = Region(plan.rank, chunk)
-            actions += [Compute(chunk), Store(region, to=LOCAL, scope="device")]
+        host: list[Action] = [Collective(_call(phase))]
+        programs = [Program("consumer", (Join("host"),))]
+        if phase.source == "sum":
+            return Schedule(phase, plan, (Program("host", tuple(host)), *programs))
+        producer = Program("producer", tuple(_producer(phase, plan)))
         return Schedule(
-            phase,
-            plan,
-            (
-                Program("producer", tuple(actions)),
-                Program("host", (Join("producer"), Collective(_CALLS[phase.name]))),
-                Program("consumer", (Join("host"),)),
-            ),
+            phase, plan, (producer, Program("host", (Join("producer"), *host)), *programs)
         )
+
+
+def _producer(phase: Phase, plan: Plan) -> list[Action]:
+    actions: list[Action] = []
+    for part in phase.sent():
+        for chunk in range(plan.chunks):
+            store = Store(common.own(plan, chunk, part), to=LOCAL, scope="device")
+            actions += [Compute(chunk, part), store]
+    return [*actions, *common.rest(phase, plan)]
+
+
+def _call(phase: Phase) -> str:
+    """The library collective that serves a phase."""
+    if phase.name == "gather":
+        return "all_gather"
+    return "reduce_scatter" if phase.sums else "all_to_all"

@@ -1,22 +1,22 @@
-"""Pull: a rank announces finished chunks of its own slot, and every peer loads them from there.
+"""Pull: a rank announces finished chunks of its own memory, and whoever needs them loads them.
 
-The producer publishes its own slot (system scope: others read it), chunk by chunk when fused, as a
-whole when split. A result that is copied out is loaded from the peers' windows straight into its
-place; a result that is a view is loaded into the own window - or, where the slots of all windows
-are one memory, is there already, and nothing moves at all.
+The producer publishes its own memory (system scope: others read it), chunk by chunk when fused, as
+a whole when split. A result that is copied out is loaded from the peers' windows straight into its
+place, and a sum adds up what lies there; a result that is a view is loaded into the own window -
+or, where the slots of all windows are one memory, is there already, and nothing moves at all.
 
-The gate stands before the own slot, because that is what the peers may still be reading. For the
+The gate stands before the own memory, because that is what the peers may still be reading. For the
 same reason a call is send-complete only when every peer has said (``read``) that it has loaded.
 """
 
 from __future__ import annotations
 
-from gemmlink.epilogues.common import announce, arrived, enter, leave
+from gemmlink.epilogues import common
 from gemmlink.spec.contracts import INTERFACE, Needs
 from gemmlink.spec.operations import Phase
 from gemmlink.spec.schedule import (
     Action,
-    Compute,
+    Area,
     Deliver,
     Join,
     Load,
@@ -32,12 +32,13 @@ from gemmlink.spec.schedule import (
 
 
 class Pull:
-    """Loads from all peers, released by ``arrive[source, chunk]``."""
+    """Loads from all sources, released by ``arrive[source, chunk]``."""
 
     name = "pull"
     interface = INTERFACE
     needs = Needs(window=True, common=True)
     complete = True
+    phases = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split and fused."""
@@ -45,41 +46,46 @@ class Pull:
 
     def schedule(self, phase: Phase, plan: Plan) -> Schedule:
         """See the module's docstring."""
-        consumer = [Join("mover"), *_read_by_all(plan), *leave(plan)]
+        consumer = [Join("mover"), *_read_by_all(plan), *common.leave(plan)]
         programs = (
-            Program("producer", tuple(_producer(plan))),
-            Program("mover", tuple(_mover(plan))),
+            Program("producer", tuple(_producer(phase, plan))),
+            Program("mover", tuple(_mover(phase, plan))),
             Program("consumer", tuple(consumer)),
         )
         return Schedule(phase, plan, programs)
 
 
-def _producer(plan: Plan) -> list[Action]:
-    actions = enter(plan)
-    for chunk in range(plan.chunks):
-        actions += [Compute(chunk), Store(Region(plan.rank, chunk), to=plan.rank)]
-        if plan.fused:
-            actions += announce(plan, chunk)
+def _producer(phase: Phase, plan: Plan) -> list[Action]:
+    actions = common.enter(plan)
+    turns = common.in_turn(phase, plan)
     if not plan.fused:
-        for chunk in range(plan.chunks):
-            actions += announce(plan, chunk)
+        actions += common.keep_all(phase, plan)
+    for chunk, part in turns:
+        if plan.fused:
+            actions += common.keep(phase, plan, chunk, part)
+        actions += common.announce(phase, plan, chunk, part)
+    if plan.fused:
+        actions += common.rest(phase, plan)
     return actions
 
 
-def _mover(plan: Plan) -> list[Action]:
-    actions: list[Action] = []
-    for source in plan.everyone:
-        for chunk in range(plan.chunks):
-            region = Region(source, chunk)
-            actions.append(arrived(source, chunk))
-            if plan.view and source != plan.rank and not plan.common:
-                actions += [Load(region, window=source), Store(region, to=plan.rank)]
-            actions.append(Deliver(region, plan.rank if plan.view else source))
-    return actions
+def _mover(phase: Phase, plan: Plan) -> list[Action]:
+    def place(source: int) -> tuple[int, Area]:
+        if source == plan.rank:
+            return plan.rank, common.home(phase, plan, plan.rank)
+        return source, "inbox" if phase.name == "gather" else "outbox"
+
+    def show(region: Region) -> list[Action]:
+        window, area = place(region.source)
+        moves = window != plan.rank and not plan.common
+        load: list[Action] = [Load(region, window, area), Store(region, to=plan.rank)]
+        return [*(load if moves else []), Deliver(region, plan.rank)]
+
+    return common.receive(phase, plan, place, show if plan.view else None)
 
 
 def _read_by_all(plan: Plan) -> list[Action]:
-    if not plan.send_complete:
+    if not plan.send_complete or not plan.is_last:
         return []
     said: list[Action] = [Set(Word("read", plan.rank), at=peer) for peer in plan.peers]
     return [*said, *(Wait(Word("read", peer)) for peer in plan.peers)]

@@ -1,36 +1,27 @@
-"""Push: whoever has a finished tile stores it into every rank's window, then sets a word there.
+"""Push: whoever has a finished tile stores it into the windows that need it, and sets a word there.
 
-Fused, the producer itself stores each chunk to all ranks as soon as it is computed. Split, it only
-fills its own slot, and a mover sends each chunk afterwards.
+Fused, the producer itself stores each chunk to its receivers as soon as it is computed. Split, it
+only fills its own memory, and a mover sends each chunk afterwards.
 
-Nobody reads a rank's own slot but that rank, so a call is send-complete as soon as it ends.
+Nobody reads a rank's own memory but that rank, so a call is send-complete as soon as it ends.
 """
 
 from __future__ import annotations
 
-from gemmlink.epilogues.common import announce, deliver_own_window, enter, leave
+from gemmlink.epilogues import common
 from gemmlink.spec.contracts import INTERFACE, Needs
 from gemmlink.spec.operations import Phase
-from gemmlink.spec.schedule import (
-    Action,
-    Compute,
-    Join,
-    Load,
-    Plan,
-    Program,
-    Region,
-    Schedule,
-    Store,
-)
+from gemmlink.spec.schedule import Action, Area, Join, Load, Plan, Program, Schedule, Store
 
 
 class Push:
-    """Stores to all peers, announced by ``arrive[source, chunk]`` at each of them."""
+    """Stores to all receivers, announced by ``arrive[source, chunk]`` at each of them."""
 
     name = "push"
     interface = INTERFACE
     needs = Needs(window=True)
     complete = True
+    phases = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split and fused."""
@@ -38,28 +29,39 @@ class Push:
 
     def schedule(self, phase: Phase, plan: Plan) -> Schedule:
         """See the module's docstring."""
-        senders = _fused(plan) if plan.fused else _split(plan)
-        consumer = [*deliver_own_window(plan), Join(senders[-1].actor), *leave(plan)]
+        senders = _fused(phase, plan) if plan.fused else _split(phase, plan)
+
+        def place(source: int) -> tuple[int, Area]:
+            kept = source == plan.rank and not plan.fused
+            return plan.rank, common.home(phase, plan, plan.rank) if kept else "inbox"
+
+        consumer = [*common.receive(phase, plan, place), Join(senders[-1].actor)]
+        consumer += common.leave(plan)
         return Schedule(phase, plan, (*senders, Program("consumer", tuple(consumer))))
 
 
-def _fused(plan: Plan) -> tuple[Program, ...]:
-    actions = enter(plan)
-    for chunk in range(plan.chunks):
-        region = Region(plan.rank, chunk)
-        actions.append(Compute(chunk))
-        actions.extend(Store(region, to=rank) for rank in plan.everyone)
-        actions.extend(announce(plan, chunk))
-    return (Program("producer", tuple(actions)),)
+def _fused(phase: Phase, plan: Plan) -> tuple[Program, ...]:
+    actions = common.enter(plan)
+    for chunk, part in common.in_turn(phase, plan):
+        region = common.own(plan, chunk, part)
+        to = common.receivers(phase, plan, part)
+        if common.made_in_place(phase):
+            actions.append(Load(region, plan.rank))
+            to.remove(plan.rank)
+        actions += common.make(phase, plan, chunk, part)
+        actions += [Store(region, to=rank) for rank in to]
+        actions += common.announce(phase, plan, chunk, part)
+    return (Program("producer", (*actions, *common.rest(phase, plan))),)
 
 
-def _split(plan: Plan) -> tuple[Program, ...]:
-    producer = enter(plan)
+def _split(phase: Phase, plan: Plan) -> tuple[Program, ...]:
+    producer = [*common.enter(plan), *common.keep_all(phase, plan)]
     mover: list[Action] = [Join("producer")]
-    for chunk in range(plan.chunks):
-        region = Region(plan.rank, chunk)
-        producer += [Compute(chunk), Store(region, to=plan.rank, scope="device")]
-        mover.append(Load(region, window=plan.rank))
-        mover.extend(Store(region, to=peer) for peer in plan.peers)
-        mover.extend(announce(plan, chunk))
+    for chunk, part in common.in_turn(phase, plan):
+        region = common.own(plan, chunk, part)
+        away = [rank for rank in common.receivers(phase, plan, part) if rank != plan.rank]
+        if away:
+            mover.append(Load(region, plan.rank, common.home(phase, plan, part)))
+            mover += [Store(region, to=peer) for peer in away]
+        mover += common.announce(phase, plan, chunk, part)
     return (Program("producer", tuple(producer)), Program("mover", tuple(mover)))

@@ -9,7 +9,7 @@ Layer map; imports go downwards only:
 | layer | job |
 | --- | --- |
 | ``cli``, ``perf``, ``conformance`` | commands, measuring, proving that parts keep their contract |
-| ``api``, ``operators`` | the function form and the object form |
+| ``api``, ``operators`` | the function form and the object form (``calls``, ``prepared``) |
 | ``core`` | composes the parts, runs calls |
 | ``transport``, ``epilogues``, ``backends`` | the three exchangeable parts |
 | ``quantize`` | fp8 operands, their scale layouts, their product |
@@ -29,6 +29,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gemmlink.api import clear_cache as clear_cache
     from gemmlink.api import gemm_all_gather as gemm_all_gather
+    from gemmlink.api import gemm_all_reduce as gemm_all_reduce
+    from gemmlink.api import gemm_all_to_all as gemm_all_to_all
+    from gemmlink.api import gemm_reduce_scatter as gemm_reduce_scatter
     from gemmlink.errors import GemmlinkError as GemmlinkError
     from gemmlink.errors import InvalidArgument as InvalidArgument
     from gemmlink.errors import Overlap as Overlap
@@ -39,7 +42,11 @@ if TYPE_CHECKING:
     from gemmlink.errors import Unsupported as Unsupported
     from gemmlink.groups import SELF as SELF
     from gemmlink.groups import CallbackGroup as CallbackGroup
+    from gemmlink.operators import AllToAllResult as AllToAllResult
     from gemmlink.operators import GemmAllGather as GemmAllGather
+    from gemmlink.operators import GemmAllReduce as GemmAllReduce
+    from gemmlink.operators import GemmAllToAll as GemmAllToAll
+    from gemmlink.operators import GemmReduceScatter as GemmReduceScatter
     from gemmlink.plugins import Entry as Entry
     from gemmlink.plugins import register as register
     from gemmlink.plugins import unregister as unregister
@@ -48,8 +55,15 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "gemm_all_gather": "api",
+    "gemm_all_reduce": "api",
+    "gemm_all_to_all": "api",
+    "gemm_reduce_scatter": "api",
     "clear_cache": "api",
+    "AllToAllResult": "operators",
     "GemmAllGather": "operators",
+    "GemmAllReduce": "operators",
+    "GemmAllToAll": "operators",
+    "GemmReduceScatter": "operators",
     "SELF": "groups",
     "CallbackGroup": "groups",
     "ThreadGroup": "threads",

@@ -1,34 +1,30 @@
-"""The function form: one call, prepared on first use and remembered.
-
-Operations are remembered per group, without M in the key, in a cache of bounded size; when M grows
-beyond what a window has room for, all ranks agree on a larger one. An operation that failed is
-dropped on every rank and prepared anew by the next call.
-"""
+"""The function form: one call, prepared on first use and remembered (``gemmlink.calls``)."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
-from gemmlink import groups, plugins
+from gemmlink import groups
 from gemmlink import settings as settings_module
-from gemmlink.core.call import Outgrown
-from gemmlink.core.compose import Choice
+from gemmlink.arguments import flag
+from gemmlink.calls import Arguments, calls_of
+from gemmlink.core.launch import Outcome
 from gemmlink.core.tickets import Ticket
-from gemmlink.errors import InvalidArgument, Overlap, Poisoned, Unsupported
-from gemmlink.operators import GemmAllGather, choose
-from gemmlink.spec.contracts import Group
+from gemmlink.errors import InvalidArgument, Unsupported
+from gemmlink.operators import (
+    AllToAllResult,
+    GemmAllGather,
+    GemmAllReduce,
+    GemmAllToAll,
+    GemmReduceScatter,
+)
+from gemmlink.prepared import Prepared, choose
 from gemmlink.spec.problem import dtype_name
 from gemmlink.untraced import untraced
-
-#: Prepared operations kept per group. The one not used for longest goes first, on every rank alike.
-CACHE_SIZE = 16
 
 
 @untraced
@@ -43,6 +39,8 @@ def gemm_all_gather(
     epilogue: Any = "auto",
     backend: Any = "auto",
     rows: Sequence[int] | None = None,
+    wire_dtype: torch.dtype | None = None,
+    bit_identical: bool = False,
 ) -> torch.Tensor:
     """Multiply this rank's rows and gather the products of all ranks: ``cat_r(a_r @ b.T)``.
 
@@ -56,13 +54,126 @@ def gemm_all_gather(
     CPU tensors. Raises ``InvalidArgument`` on every rank when ranks do not agree, ``PeerTimeout``
     when one does not come. See ``GemmAllGather`` for the choices and for a form without a cache.
     """
-    calls = _calls_of(groups.resolve(group))
+    given = _Given(group, a, b, out, out_dtype, transport, epilogue, backend, bit_identical)
+    return _run(GemmAllGather, given, rows, {"wire_dtype": wire_dtype})[1].result
+
+
+@untraced
+def gemm_all_to_all(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    extent: int | None = None,
+    *,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transport: Any = "auto",
+    epilogue: Any = "auto",
+    backend: Any = "auto",
+    rows: Sequence[int] | None = None,
+    keep_product: bool = False,
+    bit_identical: bool = False,
+) -> AllToAllResult:
+    """Multiply this rank's rows and deal the leading ``extent`` columns out to all ranks.
+
+    Rank j receives columns ``[j * s, (j + 1) * s)`` of every rank's product, ``s = extent / world``
+    and extent N by default. Returns ``(received, local, product)``, see ``AllToAllResult``; ``out``
+    is where ``received`` goes. Everything else is as in ``gemm_all_gather``; see ``GemmAllToAll``.
+    """
+    given = _Given(group, a, b, out, out_dtype, transport, epilogue, backend, bit_identical)
+    options = {"extent": extent, "keep_product": keep_product}
+    op, outcome = _run(GemmAllToAll, given, rows, options)
+    assert isinstance(op, GemmAllToAll), "another operation than the one asked for"
+    return op.named(outcome)
+
+
+@untraced
+def gemm_reduce_scatter(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transport: Any = "auto",
+    epilogue: Any = "auto",
+    backend: Any = "auto",
+    deterministic: bool = True,
+    bit_identical: bool = False,
+) -> torch.Tensor:
+    """Add the products of all ranks and return this rank's band of rows of the sum.
+
+    a is ``(M, K)`` with M equal on all ranks, b is ``(N, K)``, both each rank's own. Band i has
+    ``M // world + (i < M % world)`` rows. Products travel in ``out_dtype`` and are added in
+    float32, rank 0's first. Everything else is as in ``gemm_all_gather``; see
+    ``GemmReduceScatter``.
+    """
+    given = _Given(group, a, b, out, out_dtype, transport, epilogue, backend, bit_identical)
+    return _run(GemmReduceScatter, given, None, {"deterministic": deterministic})[1].result
+
+
+@untraced
+def gemm_all_reduce(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    transport: Any = "auto",
+    epilogue: Any = "auto",
+    backend: Any = "auto",
+    wire_dtype: torch.dtype | None = None,
+    deterministic: bool = True,
+    bit_identical: bool = False,
+) -> torch.Tensor:
+    """Add the products of all ranks: ``sum_r(a_r @ b_r.T)``, ``(M, N)``, on every rank.
+
+    a is ``(M, K)`` with M equal on all ranks, b is ``(N, K)``, both each rank's own. All ranks get
+    the same bits. Everything else is as in ``gemm_reduce_scatter``; see ``GemmAllReduce``.
+    """
+    given = _Given(group, a, b, out, out_dtype, transport, epilogue, backend, bit_identical)
+    options = {"wire_dtype": wire_dtype, "deterministic": deterministic}
+    return _run(GemmAllReduce, given, None, options)[1].result
+
+
+def clear_cache(group: Any = None) -> None:
+    """Close all operations that the function form remembers for ``group``.
+
+    Local, but must be done on every rank of the group at the same point of its calls.
+    """
+    calls_of(groups.resolve(group)).clear()
+
+
+class _Given(NamedTuple):
+    """What all functions take."""
+
+    group: Any
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None
+    out_dtype: torch.dtype | None
+    transport: Any
+    epilogue: Any
+    backend: Any
+    bit_identical: bool
+
+
+def _run(
+    make: type[Prepared], given: _Given, rows: Sequence[int] | None, options: Mapping[str, Any]
+) -> tuple[Prepared, Outcome]:
+    calls = calls_of(groups.resolve(given.group))
     calls.number += 1
     ticket = Ticket(calls.group, "call", calls.number, {})
     try:
-        choice = _choice(transport, epilogue, backend)
-        ticket.fields = _fields(a, b, out_dtype, choice)
-        return calls.run(Arguments(a, b, out, out_dtype, rows, choice), ticket)
+        settings = settings_module.current()
+        choice = choose(settings, given.transport, given.epilogue, given.backend, None)
+        choice = replace(choice, bit_identical=flag("bit_identical", given.bit_identical))
+        arguments = Arguments(
+            make, given.a, given.b, given.out, given.out_dtype, rows, choice, options
+        )
+        ticket.fields = _fields(arguments)
+        return calls.run(arguments, ticket)
     except (InvalidArgument, Unsupported) as error:
         if not error.call_completed:
             # Every rank raises in this call, but not every rank may have come as far as an
@@ -72,124 +183,9 @@ def gemm_all_gather(
         raise
 
 
-def clear_cache(group: Any = None) -> None:
-    """Close all operations that ``gemm_all_gather`` remembers for ``group``.
-
-    Local, but must be done on every rank of the group at the same point of its calls.
-    """
-    _calls_of(groups.resolve(group)).clear()
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of one function-form call."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor | None
-    out_dtype: torch.dtype | None
-    rows: Sequence[int] | None
-    choice: Choice
-
-
-class _Calls:
-    """The function-form calls made over one group: how many, and the prepared operations."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.number = 0
-        self._busy = threading.Lock()
-        self._ops: OrderedDict[Hashable, GemmAllGather] = OrderedDict()
-
-    def run(self, arguments: Arguments, ticket: Ticket) -> torch.Tensor:
-        """One call; on every rank alike, prepare or enlarge the operation that it needs."""
-        if not self._busy.acquire(blocking=False):
-            raise Overlap("one call at a time over a group", "a call from another thread")
-        try:
-            return self._run(arguments, ticket)
-        finally:
-            self._busy.release()
-
-    def _run(self, arguments: Arguments, ticket: Ticket) -> torch.Tensor:
-        key = _key(arguments.choice, ticket)
-        capacity = max(arguments.rows) if arguments.rows else arguments.a.shape[0]
-        op = self._ops.get(key)
-        if op is None:
-            op = self._prepared(key, arguments, capacity, ticket, "")
-        try:
-            return self._call(key, op, arguments, ticket)
-        except Poisoned:  # by a peer, in an earlier call: that peer prepares anew in this one
-            self._drop(key)
-            op = self._prepared(key, arguments, capacity, ticket, "")
-        except Outgrown as error:
-            self._drop(key)
-            op = self._prepared(key, arguments, error.rows, ticket, "/grown")
-        return self._call(key, op, arguments, ticket)
-
-    def clear(self) -> None:
-        """Close and forget everything."""
-        for op in self._ops.values():
-            op.close()
-        self._ops.clear()
-
-    def _call(
-        self, key: Hashable, op: GemmAllGather, arguments: Arguments, ticket: Ticket
-    ) -> torch.Tensor:
-        self._ops.move_to_end(key)
-        try:
-            return op.run(arguments.a, arguments.b, arguments.out, arguments.rows, ticket)
-        except (InvalidArgument, Unsupported, Poisoned, Outgrown):
-            raise
-        except BaseException:
-            self._drop(key)
-            raise
-
-    def _prepared(
-        self, key: Hashable, arguments: Arguments, capacity: int, ticket: Ticket, suffix: str
-    ) -> GemmAllGather:
-        n, k = arguments.b.shape
-        choice = arguments.choice
-        op = GemmAllGather(
-            n,
-            k,
-            _power_of_two(capacity),
-            arguments.b.dtype,
-            arguments.out_dtype,
-            arguments.b.device,
-            self.group,
-            transport=choice.transport,
-            epilogue=choice.epilogue,
-            backend=choice.backend,
-            chunks=choice.chunks,
-        )
-        op.prepare_at(f"call{ticket.number}{suffix}", ticket)
-        self._ops[key] = op
-        while len(self._ops) > CACHE_SIZE:
-            self._ops.popitem(last=False)[1].close()
-        return op
-
-    def _drop(self, key: Hashable) -> None:
-        self._ops.pop(key).close()
-
-
-_calls: weakref.WeakKeyDictionary[Group, _Calls] = weakref.WeakKeyDictionary()
-
-
-def _calls_of(group: Group) -> _Calls:
-    found = _calls.get(group)
-    if found is None:
-        found = _calls[group] = _Calls(group)
-    return found
-
-
-def _choice(transport: Any, epilogue: Any, backend: Any) -> Choice:
-    return choose(settings_module.current(), transport, epilogue, backend, None)
-
-
-def _fields(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, choice: Choice
-) -> dict[str, Any]:
+def _fields(arguments: Arguments) -> dict[str, Any]:
     """What must be equal on all ranks, as comparable values."""
+    a, b, out_dtype = arguments.a, arguments.b, arguments.out_dtype
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2:
             came = (
@@ -201,27 +197,17 @@ def _fields(
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise InvalidArgument("out_dtype must be a torch.dtype", repr(out_dtype))
     return {
-        "operation": "all_gather",
+        "operation": arguments.make.operation,
         "n": b.shape[0],
         "k": b.shape[1],
         "dtype": dtype_name(b.dtype),
         "out_dtype": dtype_name(out_dtype or b.dtype),
         "device": b.device.type,
-        **choice.names(),
+        **{name: _comparable(value) for name, value in arguments.options.items()},
+        **arguments.choice.names(),
         "timeout_s": settings_module.current().timeout_s,
     }
 
 
-def _key(choice: Choice, ticket: Ticket) -> Hashable:
-    """The cache key: everything but M, and which objects the names stand for at present."""
-    values = tuple(ticket.fields[name] for name in sorted(ticket.fields))
-    parts = (choice.transport, choice.epilogue, choice.backend)
-    return (
-        *values,
-        *(id(part) for part in parts if not isinstance(part, str)),
-        plugins.generation(),
-    )
-
-
-def _power_of_two(rows: int) -> int:
-    return 1 << max(rows - 1, 0).bit_length()
+def _comparable(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -91,11 +91,13 @@ def measured(plan: Plan, world: int, threads: int) -> list[Row]:
 def refuse_nonsense(plan: Plan, world: int) -> None:
     """Raise ``InvalidArgument`` for a name or number that means nothing; leave the rest to rows."""
     from gemmlink.core.compose import compose
+    from gemmlink.spec import operations
 
     for shape in plan.shapes:
         for choice in plan.choices():
             try:
-                compose(plan.problem(shape), world, choice)
+                operation = operations.all_gather(world, plan.problem(shape).n)
+                compose(plan.problem(shape), world, choice, operation)
             except (Unavailable, Unsupported):
                 continue
 

@@ -33,7 +33,7 @@ from gemmlink.spec.schedule import (
     Wait,
     Word,
 )
-from gemmlink.spec.window import WindowLayout
+from gemmlink.spec.window import WindowLayout, inbox
 
 _WORLDS = (1, 2, 3)
 _CHUNKS = 2
@@ -209,7 +209,7 @@ class EpilogueContract(RankContract):
         """Every word that is set or awaited is one that ``WindowLayout`` has, in its own place."""
         for where, schedule in self._schedules():
             plan = schedule.plan
-            layout = WindowLayout(plan.world, plan.chunks, 64, plan.buffers)
+            layout = WindowLayout(plan.world, plan.chunks, inbox(plan.world, 64), plan.buffers)
             places: dict[tuple[int, int], Word] = {}
             for action in schedule.actions():
                 if isinstance(action, Set | Wait):

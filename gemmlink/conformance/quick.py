@@ -19,6 +19,7 @@ from gemmlink.core.compose import Choice, compose
 from gemmlink.errors import Unavailable, Unsupported
 from gemmlink.operators import GemmAllGather
 from gemmlink.perf.contestants import modes_for
+from gemmlink.spec.operations import all_gather
 from gemmlink.spec.problem import INPUT_DTYPES, Problem, dtype_name
 
 _ROWS = (0, 1, 7)
@@ -102,7 +103,7 @@ def refuse_nonsense(suite: Suite, world: int) -> None:
     problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
     for choice in suite.choices():
         try:
-            compose(problem, world, choice)
+            compose(problem, world, choice, all_gather(world, problem.n))
         except (Unavailable, Unsupported):
             continue
 

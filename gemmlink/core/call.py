@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gemmlink.core.collectives import COLLECTIVES
 from gemmlink.core.tickets import Ticket, fingerprint
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
 from gemmlink.spec.contracts import Lane
@@ -68,11 +69,13 @@ class Call:
         self._fingerprint = fingerprint(ticket.fields)
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
-        self._starts: list[int] = []
+        #: First row of each rank's block in the result.
+        self.starts: list[int] = []
         self._view = launch.schedule.plan.view
         #: First rows of all blocks among the rows of a set of slots.
         self.firsts: list[int] = []
         self._local: torch.Tensor | None = None
+        self.band = a
         self._header_sent = False
         self._deadline = time.monotonic() + launch.timeout_s
 
@@ -111,44 +114,66 @@ class Call:
         lane.drain(self._left())
 
     def rows_of(self, source: int) -> int:
-        """M of ``source``, from its entry record."""
+        """M of ``source``, from its entry record; the own one where all must be equal."""
+        if not self.launch.ragged:
+            return self.m
         if self._rows is None:
             return self._read_record(source)
         return self._rows[source]
 
     def local(self) -> torch.Tensor:
-        """Private buffer for the own product."""
+        """Private buffer for what this rank keeps of its own product, ``(M, columns kept)``."""
         if self._local is None:
-            problem = self.launch.problem
-            self._local = torch.empty(self.m, problem.n, dtype=problem.out_dtype)
+            low, high = self.launch.program.memory.local_cols
+            self._local = torch.empty(self.m, high - low, dtype=self.launch.problem.out_dtype)
         return self._local
 
-    def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
-        """Rows of the result that come from ``source``; sizes the result first."""
+    def result(self) -> torch.Tensor:
+        """The result; the first time, it is sized from every rank's M."""
         result = self._result
-        if result is None:
-            result = self._sized_result()
-        start = self._starts[source]
-        return result[start + first : start + last]
+        return result if result is not None else self._sized_result()
 
-    def all_gather(self) -> None:
-        """Gather private buffers into the result, through the library."""
-        world = self.launch.group.world
+    def collective(self, name: str) -> None:
+        """Let the communication library move the private buffers into the result."""
+        COLLECTIVES[name](self)
+
+    # What the library's collectives ask for (see core.collectives).
+
+    def make_band(self, rows: int) -> torch.Tensor:
+        """Private room for the band that this rank sums, where it travels on."""
+        self.band = torch.empty(rows, self.launch.problem.n, dtype=self.launch.problem.out_dtype)
+        return self.band
+
+    def known_rows(self) -> list[int]:
+        """Every rank's M, without a window: the ranks tell each other."""
         self._exchange_header()
-        result = self._sized_result()
-        rows = self._known_rows()
-        longest = max(rows)
-        block = self.local()
-        if min(rows) < longest:
-            block = torch.empty(longest, result.shape[1], dtype=result.dtype)
-            block[: self.m].copy_(self.local())
-        direct = min(rows) == longest and result.is_contiguous()
-        shape = (world, longest, result.shape[1])
-        gathered = result.view(shape) if direct else torch.empty(shape, dtype=result.dtype)
-        self._through_library(gathered, block)
-        if not direct:
-            for source, count in enumerate(rows):
-                self.result_rows(source, 0, count).copy_(gathered[source, :count])
+        assert self._rows is not None, "rows before they were exchanged"
+        return self._rows
+
+    def through_library(
+        self,
+        name: str,
+        out: torch.Tensor,
+        block: torch.Tensor,
+        sent: Sequence[int] = (),
+        came: Sequence[int] = (),
+    ) -> None:
+        """A collective of the library; who is missing, which it does not know, is found out."""
+        launch = self.launch
+        assert launch.library is not None, "a library collective without a library"
+        try:
+            launch.library.run(name, out, block, self._left(), self.ticket.stalled, sent, came)
+        except PeerTimeout as error:
+            absent = self.ticket.absent()
+            raise type(error)(
+                error.rule,
+                f"{error.came}; nothing heard from ranks {absent}" if absent else error.came,
+                error.fix,
+                operation=launch.operation,
+                epoch=self.epoch,
+                rank=launch.group.rank,
+                peer=absent[0] if len(absent) == 1 else -1,
+            ) from error
 
     def refuse_collective(self, code: int) -> None:
         """Take part in the header exchange of a call that ends badly here, so peers can tell."""
@@ -227,7 +252,7 @@ class Call:
         self._header_sent = True
         mine = [0 if code else self.m, self._fingerprint, code]
         gathered = torch.zeros(group.world, len(mine), dtype=torch.int64)
-        self._through_library(gathered, torch.tensor(mine))
+        self.through_library("all_gather", gathered, torch.tensor(mine))
         headers = gathered.tolist()
         for peer, (_, other, peer_code) in enumerate(headers):
             if code:
@@ -240,24 +265,6 @@ class Call:
                 raise self.ticket.mismatch(peer)
         self._take_rows([int(header[0]) for header in headers])
 
-    def _through_library(self, out: torch.Tensor, block: torch.Tensor) -> None:
-        """The library's all-gather; who is missing, which it does not know, is found out here."""
-        launch = self.launch
-        assert launch.library is not None, "a library collective without a library"
-        try:
-            launch.library.all_gather(out, block, self._left(), self.ticket.stalled)
-        except PeerTimeout as error:
-            absent = self.ticket.absent()
-            raise type(error)(
-                error.rule,
-                f"{error.came}; nothing heard from ranks {absent}" if absent else error.came,
-                error.fix,
-                operation=launch.operation,
-                epoch=self.epoch,
-                rank=launch.group.rank,
-                peer=absent[0] if len(absent) == 1 else -1,
-            ) from error
-
     def _take_rows(self, rows: list[int]) -> None:
         if self._rows is not None and self._rows != rows:
             raise InvalidArgument(
@@ -265,6 +272,12 @@ class Call:
             )
         if max(rows) > self.launch.problem.capacity:
             raise Outgrown(max(rows))
+        if not self.launch.ragged and min(rows) < max(rows):
+            raise InvalidArgument(
+                f"M must be equal on all ranks of {self.launch.operation}",
+                f"the ranks' M are {rows}",
+                "The ranks' products are added: give every rank an a of the same shape.",
+            )
         # Also where the own blocks lie right: those of a rank with another M do not.
         if self._view and self._rows is None and min(rows) < max(rows):
             raise InvalidArgument(
@@ -274,10 +287,6 @@ class Call:
             )
         self._rows = rows
 
-    def _known_rows(self) -> list[int]:
-        assert self._rows is not None, "rows before they were exchanged"
-        return self._rows
-
     # The result.
 
     def _sized_result(self) -> torch.Tensor:
@@ -286,15 +295,19 @@ class Call:
         return self._result
 
     def _make_result(self) -> torch.Tensor:
-        if self.launch.words is not None:
+        launch = self.launch
+        if launch.words is not None:
             self._resolve_rows()
-        rows, problem = self._known_rows(), self.launch.problem
-        self._starts = starts = [0]
+        else:
+            self._exchange_header()
+        rows = self._rows
+        assert rows is not None, "rows before they were exchanged"
+        self.starts = starts = [0]
         for count in rows:
             starts.append(starts[-1] + count)
+        shape = launch.result_shape(rows)
         if self._view:
-            return self.launch.program.grid(self.launch.group.rank, self.epoch)[: starts[-1]]
-        shape = (starts[-1], problem.n)
+            return launch.view_grid(self.epoch)[: shape[0]]
         if self._out is not None and self._out.shape == shape:
             return self._out
         if self._out is not None:
@@ -303,7 +316,7 @@ class Call:
             came = str(tuple(self._out.shape))
             self._late = InvalidArgument(f"out must have shape {shape}", came)
             self._late.call_completed = True
-        return torch.empty(shape, dtype=problem.out_dtype)
+        return torch.empty(shape, dtype=launch.problem.out_dtype)
 
     def _finished(self) -> torch.Tensor:
         # A schedule that delivers nothing still owes a result of the right shape: world 1 of an

@@ -13,6 +13,7 @@ from gemmlink import plugins
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.settings import MAX_CHUNKS, MAX_LANES
 from gemmlink.spec.contracts import Backend, Epilogue, Transport
+from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem
 
 #: Other names of modes, as the kernels that came before this library call them.
@@ -48,6 +49,9 @@ class Choice:
     buffers: int = 1
     view: bool = False
     send_complete: bool = False
+    keep_product: bool = False
+    deterministic: bool = True
+    bit_identical: bool = False
 
     def names(self) -> dict[str, Any]:
         """The choice as comparable text, for agreement between ranks."""
@@ -60,15 +64,21 @@ class Choice:
             "buffers": self.buffers,
             "result": "view" if self.view else "copy",
             "completion": "receive_and_send" if self.send_complete else "receive",
+            "keep_product": self.keep_product,
+            "deterministic": self.deterministic,
+            "bit_identical": self.bit_identical,
         }
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Three parts that fit, and why. ``transport`` is None if the epilogue needs no window."""
+    """Three parts that fit, and why. ``transport`` is None if the epilogues need no window.
+
+    ``epilogues`` has one for each phase; ``epilogue`` is the first.
+    """
 
     transport: Transport | None
-    epilogue: Epilogue
+    epilogues: tuple[Epilogue, ...]
     backend: Backend
     fused: bool
     chunks: int
@@ -77,11 +87,18 @@ class Composition:
     common: bool = False
 
     @property
+    def epilogue(self) -> Epilogue:
+        """That of the first phase, whose form is chosen."""
+        return self.epilogues[0]
+
+    @property
     def mode(self) -> str:
-        """``fused-push``, ``split-push``, ``collective``: one word for how tiles travel."""
-        if len(self.epilogue.forms()) == 1:
-            return self.epilogue.name
-        return f"{'fused' if self.fused else 'split'}-{self.epilogue.name}"
+        """``fused-push``, ``split-push+pull``, ``collective``: one word for how tiles travel."""
+        name = self.epilogue.name
+        if len(self.epilogue.forms()) > 1:
+            name = f"{'fused' if self.fused else 'split'}-{name}"
+        second = self.epilogues[-1].name
+        return name if second == self.epilogue.name else f"{name}+{second}"
 
     @property
     def transport_name(self) -> str:
@@ -96,24 +113,31 @@ def name_of(choice: Any) -> str:
     return str(getattr(choice, "name", repr(choice)))
 
 
-def compose(problem: Problem, world: int, choice: Choice) -> Composition:
+def compose(problem: Problem, world: int, choice: Choice, operation: Operation) -> Composition:
     """Resolve ``choice`` for ``problem``. Raises an error of ours if the parts do not fit."""
     reasons: list[str] = []
     backend = _backend(problem, choice, reasons)
-    epilogue, fused = _epilogue(world, choice, reasons)
-    transport = _transport(problem, choice, epilogue, reasons)
+    epilogues, fused = _epilogues(world, choice, operation, reasons)
+    transport = _transport(problem, choice, epilogues, reasons)
     chunks = _chunks(problem, choice, fused, reasons)
-    _check_reuse(choice, epilogue)
-    order = _lane_order(transport, epilogue, reasons)
-    common = _common(transport, epilogue, choice, reasons)
-    return Composition(transport, epilogue, backend, fused, chunks, tuple(reasons), order, common)
+    _check_reuse(choice, epilogues, operation)
+    order = _lane_order(transport, epilogues, reasons)
+    common = _common(transport, epilogues, choice, operation, reasons)
+    return Composition(transport, epilogues, backend, fused, chunks, tuple(reasons), order, common)
 
 
 def _common(
-    transport: Transport | None, epilogue: Epilogue, choice: Choice, reasons: list[str]
+    transport: Transport | None,
+    epilogues: tuple[Epilogue, ...],
+    choice: Choice,
+    operation: Operation,
+    reasons: list[str],
 ) -> bool:
     """Whether all ranks may look at one memory: a result that is only looked at."""
-    if transport is None or not epilogue.needs.common or not choice.view or choice.send_complete:
+    gathers = len(operation.phases) == 1 and operation.phases[0].name == "gather"
+    if transport is None or not gathers or not epilogues[0].needs.common:
+        return False
+    if not choice.view or choice.send_complete:
         return False
     if transport.probe().common:
         reasons.append(f"common slots: a view over {transport.name} needs no copy at all")
@@ -121,21 +145,34 @@ def _common(
     return False
 
 
-def _check_reuse(choice: Choice, epilogue: Epilogue) -> None:
+def _check_reuse(choice: Choice, epilogues: tuple[Epilogue, ...], operation: Operation) -> None:
     if choice.buffers not in (1, 2):
         raise InvalidArgument("buffers must be 1 or 2", repr(choice.buffers))
     if not 1 <= choice.lanes <= MAX_LANES:
         raise InvalidArgument(f"lanes must be from 1 to {MAX_LANES}", repr(choice.lanes))
-    if choice.view and not epilogue.needs.window:
+    if choice.view and not epilogues[-1].needs.window:
         raise Unsupported(
             "a view shows the own window",
-            f"epilogue {epilogue.name!r}, which has none",
+            f"epilogue {epilogues[-1].name!r}, which has none",
             "Use result='copy', or another epilogue.",
+        )
+    if choice.view and operation.phases[-1].wire is not None:
+        raise Unsupported(
+            "what travels in another dtype is decoded into the caller's memory",
+            "result='view' with a wire_dtype",
+            "Use result='copy'.",
+        )
+    if choice.bit_identical and not choice.deterministic:
+        raise InvalidArgument(
+            "bit_identical results need sums in a fixed order",
+            "bit_identical=True with deterministic=False",
         )
 
 
-def _lane_order(transport: Transport | None, epilogue: Epilogue, reasons: list[str]) -> str:
-    if transport is None or not epilogue.needs.lanes:
+def _lane_order(
+    transport: Transport | None, epilogues: tuple[Epilogue, ...], reasons: list[str]
+) -> str:
+    if transport is None or not any(epilogue.needs.lanes for epilogue in epilogues):
         return "in_order"
     order = transport.probe().lanes[0]
     reasons.append(f"lanes of {transport.name} announce {order.replace('_', ' ')}")
@@ -155,34 +192,62 @@ def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
     return backend
 
 
-def _epilogue(world: int, choice: Choice, reasons: list[str]) -> tuple[Epilogue, bool]:
-    if choice.epilogue == "auto":
-        if world == 1:
-            reasons.append("epilogue collective: world 1 has nothing to send")
-            return cast(Epilogue, plugins.find("epilogue", "collective")), False
-        wanted, form = "pull", None
+def _epilogues(
+    world: int, choice: Choice, operation: Operation, reasons: list[str]
+) -> tuple[tuple[Epilogue, ...], bool]:
+    """One epilogue for each phase, and the form of the first."""
+    form: bool | None = None
+    wanted: list[Any] = [choice.epilogue]
+    if choice.epilogue == "auto" and world == 1:
+        reasons.append("epilogue collective: world 1 has nothing to send")
+        wanted = ["collective"]
+    elif choice.epilogue == "auto":
+        wanted = ["pull"]
         reasons.append("epilogue pull: each block is copied once, by its reader, or not at all")
     elif isinstance(choice.epilogue, str):
-        wanted, form = _split_mode(ALIASES.get(choice.epilogue, choice.epilogue))
+        wanted, form = _split_mode(choice.epilogue)
         reasons.append(f"epilogue {choice.epilogue}: asked for")
     else:
-        wanted, form = choice.epilogue, None
-        reasons.append(f"epilogue {name_of(wanted)}: passed as an object")
-    epilogue = cast(Epilogue, plugins.find("epilogue", wanted))
-    return epilogue, _form(epilogue, form, reasons)
+        reasons.append(f"epilogue {name_of(choice.epilogue)}: passed as an object")
+    found = [cast(Epilogue, plugins.find("epilogue", each)) for each in wanted]
+    epilogues = _one_a_phase(found, choice, operation)
+    for phase, epilogue in zip(operation.phases, epilogues, strict=True):
+        if phase.name not in epilogue.phases:
+            raise Unsupported(
+                f"{operation.name} needs an epilogue for its {phase.name} phase",
+                f"{epilogue.name!r}, which serves {', '.join(epilogue.phases)}",
+            )
+    return epilogues, _form(epilogues[0], form, reasons)
 
 
-def _split_mode(text: str) -> tuple[str, bool | None]:
-    if "+" in text:
+def _one_a_phase(
+    found: list[Epilogue], choice: Choice, operation: Operation
+) -> tuple[Epilogue, ...]:
+    phases = len(operation.phases)
+    if len(found) > phases:
         raise Unsupported(
             "a pair of epilogues is for operations of two phases",
-            f"{text!r} for an operation of one phase",
+            f"{choice.epilogue!r} for {operation.name}, which has {phases}",
             "Name one epilogue.",
         )
+    epilogues = tuple(found[min(number, len(found) - 1)] for number in range(phases))
+    if len({epilogue.needs.window for epilogue in epilogues}) > 1:
+        raise Unsupported(
+            "all phases of an operation use windows, or none does",
+            f"{choice.epilogue!r}",
+            "Pair epilogues that need a window.",
+        )
+    return epilogues
+
+
+def _split_mode(name: str) -> tuple[list[str], bool | None]:
+    """The names in a mode such as ``fused-lanes+pull``, and the form of the first."""
+    first, *others = name.split("+")
+    text = ALIASES.get(first, first)
     for prefix, fused in (("fused-", True), ("split-", False)):
         if text.startswith(prefix):
-            return text.removeprefix(prefix), fused
-    return text, None
+            return [text.removeprefix(prefix), *others], fused
+    return [text, *others], None
 
 
 def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
@@ -205,10 +270,10 @@ def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
 
 
 def _transport(
-    problem: Problem, choice: Choice, epilogue: Epilogue, reasons: list[str]
+    problem: Problem, choice: Choice, epilogues: tuple[Epilogue, ...], reasons: list[str]
 ) -> Transport | None:
-    if not epilogue.needs.window:
-        reasons.append(f"transport none: epilogue {epilogue.name} needs no window")
+    if not epilogues[0].needs.window:
+        reasons.append(f"transport none: epilogue {epilogues[0].name} needs no window")
         if choice.transport != "auto":
             plugins.find("transport", choice.transport)  # a wrong name is an error all the same
         return None
@@ -227,10 +292,10 @@ def _transport(
             f"transport {transport.name!r} with host_words={capabilities.host_words}, "
             f"host_data={capabilities.host_data}",
         )
-    if epilogue.needs.lanes and not capabilities.lanes:
-        raise Unsupported(
-            f"epilogue {epilogue.name!r} needs lanes", f"transport {transport.name!r} without any"
-        )
+    for epilogue in epilogues:
+        if epilogue.needs.lanes and not capabilities.lanes:
+            came = f"transport {transport.name!r} without any"
+            raise Unsupported(f"epilogue {epilogue.name!r} needs lanes", came)
     why = "all ranks compute on CPUs of one host" if choice.transport == "auto" else "asked for"
     reasons.append(f"transport {transport.name}: {why}")
     return transport
@@ -245,6 +310,9 @@ def _chunks(problem: Problem, choice: Choice, fused: bool, reasons: list[str]) -
             )
         reasons.append(f"chunks {choice.chunks}: asked for")
         return choice.chunks
+    if choice.bit_identical:
+        reasons.append("chunks 1: cut alike in every mode")
+        return 1
     if not fused:
         reasons.append("chunks 1: a split form sends when everything is computed")
         return 1
@@ -267,8 +335,9 @@ def without_window(composition: Composition, error: Exception) -> Composition:
     """The same problem through the library collective, because no window can be had."""
     collective = cast(Epilogue, plugins.find("epilogue", "collective"))
     reason = f"epilogue collective: {composition.transport_name} could not serve ({error})"
+    epilogues = (collective,) * len(composition.epilogues)
     return Composition(
-        None, collective, composition.backend, False, 1, (*composition.reasons, reason)
+        None, epilogues, composition.backend, False, 1, (*composition.reasons, reason)
     )
 
 

@@ -7,20 +7,22 @@ Nothing here knows an epilogue by name: what is executed is what the schedule sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from gemmlink.core import wire
+from gemmlink.core.collectives import COLLECTIVES
 from gemmlink.core.flatten import Placed, flatten
+from gemmlink.core.memory import Memory, Place, Rows
+from gemmlink.core.products import Product, group
+from gemmlink.core.sums import ordered_sum
 from gemmlink.errors import InvalidArgument, Unsupported
-from gemmlink.spec.contracts import Backend, Lane, Window
-from gemmlink.spec.problem import Problem, chunk_rows
+from gemmlink.spec.contracts import Backend, Lane
 from gemmlink.spec.schedule import (
-    LOCAL,
     Action,
     Collective,
-    Compute,
     Copy,
     Deliver,
     Join,
@@ -29,30 +31,21 @@ from gemmlink.spec.schedule import (
     Schedule,
     Set,
     Store,
+    Sum,
     Wait,
     Word,
 )
-from gemmlink.spec.window import WindowLayout
-
-#: Views of a window that a step keeps: calls of few sizes make few.
-_PLACES = 64
-
-#: Where a region lies: first and last row in its source's block, and these rows of a window.
-Place = tuple[int, int, torch.Tensor]
 
 
-class CallState(Protocol):
+class CallState(Rows, Protocol):
     """What a step may ask of the call that it belongs to."""
 
-    epoch: int
     a: torch.Tensor
     b: torch.Tensor
-    #: Rows of ``a``.
-    m: int
-    #: The region that the next stores copy, ``(rows, n)``.
+    #: The region that the next stores copy, ``(rows, width)``.
     value: torch.Tensor
-    #: First row of each source's block among the rows of a set of slots.
-    firsts: list[int]
+    #: First row of each source's block in the result; there once the result is.
+    starts: list[int]
 
     def wait(self, word: Word, offset: int, at_least: int) -> None:
         """Wait for a word of the own window, within the limit of the call."""
@@ -60,17 +53,11 @@ class CallState(Protocol):
     def drain(self, lane: Lane) -> None:
         """Wait until a lane has drained, within the limit of the call."""
 
-    def rows_of(self, source: int) -> int:
-        """M of ``source`` in this call."""
+    def result(self) -> torch.Tensor:
+        """The result; the first time, it is sized from every rank's M."""
 
-    def local(self) -> torch.Tensor:
-        """The private buffer for the own product, ``(M, n)``."""
-
-    def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
-        """Rows ``first`` to ``last`` of what belongs to ``source`` in the result."""
-
-    def all_gather(self) -> None:
-        """Let the communication library gather the private buffers into the result."""
+    def collective(self, name: str) -> None:
+        """Let the communication library move the private buffers into the result."""
 
 
 @dataclass
@@ -82,28 +69,25 @@ class Step:
 
 
 class HostProgram:
-    """A schedule bound to a window, a problem and a backend; ``run`` walks it once."""
+    """A schedule bound to memory and a backend; ``run`` walks it once.
+
+    ``merge``: neighbouring regions that a schedule computes one after the other, with nothing in
+    between, may be one product.
+    """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        problem: Problem,
-        backend: Backend,
-        layout: WindowLayout,
-        window: Window | None,
+        self, schedule: Schedule, memory: Memory, backend: Backend, merge: bool = True
     ) -> None:
         self._plan = schedule.plan
-        self._problem = problem
+        self._phases = memory.phases
+        self.memory = memory
         self._backend = backend
-        self._layout = layout
-        self._window = window
-        self._grids: dict[tuple[int, int], torch.Tensor] = {}
         self.lanes: dict[str, Lane] = {
-            program.actor: self._peers().lane(*program.lane)
+            program.actor: memory.window().lane(*program.lane)
             for program in schedule.programs
             if program.lane is not None
         }
-        self.steps = self._bind(flatten(schedule))
+        self.steps = self._bind(flatten(schedule), merge)
 
     def run(self, call: CallState) -> None:
         """Execute every action for ``call``."""
@@ -117,125 +101,96 @@ class HostProgram:
         """
         self.steps = []
         self.lanes = {}
-        self._grids.clear()
-        self._window = None
-
-    def grid(self, owner: int, epoch: int) -> torch.Tensor:
-        """All slots in ``owner``'s window that call ``epoch`` uses, ``(world * capacity, n)``."""
-        key = (owner, epoch % self._layout.buffers)
-        if key not in self._grids:
-            problem, world = self._problem, self._plan.world
-            first = self._layout.slots(epoch)
-            raw = self._peers().tensor(owner)[first : first + world * problem.slot_bytes]
-            shape = (world * problem.capacity, problem.n)
-            # A view of another dtype that is made under inference_mode is read-only outside it.
-            with torch.inference_mode(False):
-                self._grids[key] = raw.view(problem.out_dtype).view(shape)
-        return self._grids[key]
-
-    def _place(self, owner: int, region: Region) -> Callable[[CallState], Place]:
-        """What finds ``region`` in ``owner``'s window, and remembers: making a view costs more."""
-        self._peers()
-        source, buffers = region.source, self._layout.buffers
-        own = source == self._plan.rank
-        known: dict[tuple[int, int, int], Place] = {}
-
-        def find(call: CallState) -> Place:
-            rows = call.m if own else call.rows_of(source)
-            base = call.firsts[source]
-            key = (call.epoch % buffers, base, rows)
-            place = known.get(key)
-            if place is None:
-                if len(known) >= _PLACES:
-                    known.clear()
-                first, last = chunk_rows(rows, self._plan.chunks, region.chunk)
-                grid = self.grid(owner, call.epoch)
-                place = known[key] = (first, last, grid[base + first : base + last])
-            return place
-
-        return find
-
-    def _local(self, region: Region) -> Callable[[CallState], Place]:
-        def find(call: CallState) -> Place:
-            first, last = self._rows(call, region)
-            return first, last, call.local()[first:last]
-
-        return find
-
-    def _rows(self, call: CallState, region: Region) -> tuple[int, int]:
-        rows = call.m if region.source == self._plan.rank else call.rows_of(region.source)
-        return chunk_rows(rows, self._plan.chunks, region.chunk)
-
-    def _peers(self) -> Window:
-        if self._window is None:
-            raise InvalidArgument(
-                "an epilogue whose schedule uses peers' memory must say needs.window",
-                "a schedule with stores, words or deliveries and no window",
-            )
-        return self._window
+        self.memory.release()
 
     # Binding.
 
-    def _bind(self, placed: tuple[Placed, ...]) -> list[Step]:
+    def _bind(self, placed: tuple[Placed, ...], merge: bool) -> list[Step]:
         steps: list[Step] = []
-        computing: Compute | None = None
-        for item in placed:
-            action = item.action
-            if computing is not None and not isinstance(action, Store):
-                raise _unstored(computing)
-            if isinstance(action, Compute):
-                computing = action
-            elif isinstance(action, Store):
-                run = self._copy_to(action) if computing is None else self._compute_into(action)
-                computing = None
-                steps.append(Step(item, run))
+        for found in group(placed, self._plan.chunks, self._phases if merge else None):
+            if isinstance(found, Product):
+                steps.append(Step(found.placed, self._produce(found)))
             else:
-                steps.append(Step(item, self._other(action, item.actor)))
-        if computing is not None:
-            raise _unstored(computing)
+                action, actor = found.action, found.actor
+                in_lane = actor in self.lanes
+                bind = self._in_lane(action, actor) if in_lane else self._other(action)
+                steps.append(Step(found, bind))
         return steps
 
-    def _other(self, action: Action, actor: str) -> Callable[[CallState], None]:
+    def _in_lane(self, action: Action, actor: str) -> Callable[[CallState], None]:
         if isinstance(action, Set):
-            return (
-                self._set(action) if actor not in self.lanes else self._set_in_lane(action, actor)
-            )
-        if isinstance(action, Copy) and actor in self.lanes:
+            return self._set_in_lane(action, actor)
+        if isinstance(action, Copy):
             return self._copy_in_lane(action, actor)
+        return self._other(action)
+
+    def _other(self, action: Action) -> Callable[[CallState], None]:
+        if isinstance(action, Set):
+            return self._set(action)
         if isinstance(action, Wait):
             return self._wait(action)
+        if isinstance(action, Store):
+            return self._store(action)
         if isinstance(action, Load):
             return self._load(action)
         if isinstance(action, Deliver):
             return self._deliver(action)
+        if isinstance(action, Sum):
+            return self._sum(action)
         if isinstance(action, Join):
             return self._join(action)
         if isinstance(action, Collective):
             return self._collective(action)
         raise Unsupported("the host walks the actions of spec.schedule", f"'{action}'")
 
-    def _target(self, store: Store) -> Callable[[CallState], Place]:
-        if store.to == LOCAL:
-            return self._local(store.region)
-        return self._place(store.to, store.region)
-
-    def _compute_into(self, store: Store) -> Callable[[CallState], None]:
+    def _produce(self, product: Product) -> Callable[[CallState], None]:
+        """Multiply, or take what was summed; encode it where it travels so; put it in its place."""
+        store = product.store
         if store.region.source != self._plan.rank:
             raise InvalidArgument("a rank stores its own product", f"'{store}'")
-        find, multiply = self._target(store), self._backend.multiply
+        find = self._span(product)
+        low, high = self.memory.cols(store.region)
+        whole = high - low == self.memory.problem.n
+        multiply = self._backend.multiply if product.computed else None
 
-        def step(call: CallState) -> None:
+        def make(call: CallState, first: int, last: int, target: torch.Tensor) -> None:
+            if multiply is not None and last > first and high > low:
+                a = call.a if last - first == call.m else call.a[first:last]
+                multiply(a, call.b if whole else call.b[low:high], target)
+
+        def plain(call: CallState) -> None:
             first, last, target = find(call)
             call.value = target
-            if last - first == call.m > 0:
-                multiply(call.a, call.b, target)
-            elif last > first:
-                multiply(call.a[first:last], call.b, target)
+            make(call, first, last, target)
 
-        return step
+        def encoded(call: CallState) -> None:
+            first, last, target = find(call)
+            call.value = target
+            if last > first:
+                rows = self.memory.scratch()[first:last]
+                make(call, first, last, rows)
+                wire.encode(rows, target)
 
-    def _copy_to(self, store: Store) -> Callable[[CallState], None]:
-        find = self._target(store)
+        return encoded if product.encoded else plain
+
+    def _span(self, product: Product) -> Callable[[CallState], Place]:
+        """What finds the rows of a product: of one region, or of the first to the last."""
+        store = product.store
+        find = self.memory.find(store.to, store.area, store.region)
+        if product.last is None:
+            return find
+        find_last = self.memory.find(store.to, store.area, product.last)
+
+        def span(call: CallState) -> Place:
+            first, _, head = find(call)
+            _, last, _ = find_last(call)
+            shape = (last - first, head.shape[1])
+            return first, last, head.as_strided(shape, head.stride())
+
+        return span
+
+    def _store(self, store: Store) -> Callable[[CallState], None]:
+        find = self.memory.find(store.to, store.area, store.region)
 
         def step(call: CallState) -> None:
             first, last, target = find(call)
@@ -245,7 +200,7 @@ class HostProgram:
         return step
 
     def _load(self, load: Load) -> Callable[[CallState], None]:
-        find = self._place(load.window, load.region)
+        find = self.memory.find(load.window, load.area, load.region)
 
         def step(call: CallState) -> None:
             call.value = find(call)[2]
@@ -253,29 +208,30 @@ class HostProgram:
         return step
 
     def _set(self, action: Set) -> Callable[[CallState], None]:
-        words, at, lag = self._peers().words, action.at, action.lag
-        offset = self._layout.word(action.word)
+        words, at, lag = self.memory.window().words, action.at, action.lag
+        offset = self.memory.layout.word(action.word)
         return lambda call: words.set(at, offset, call.epoch - lag)
 
     def _set_in_lane(self, action: Set, actor: str) -> Callable[[CallState], None]:
-        lane, offset, lag = self.lanes[actor], self._layout.word(action.word), action.lag
+        lane, lag = self.lanes[actor], action.lag
+        offset = self.memory.layout.word(action.word)
         return lambda call: lane.set(offset, call.epoch - lag)
 
     def _copy_in_lane(self, action: Copy, actor: str) -> Callable[[CallState], None]:
-        lane, region, row = self.lanes[actor], action.region, self._problem.row_bytes
+        lane = self.lanes[actor]
+        source = self.memory.offset(action.area, action.region)
+        target = self.memory.offset("inbox", action.region)
 
         def step(call: CallState) -> None:
-            first, last = self._rows(call, region)
-            start = call.firsts[region.source] + first
-            offset = self._layout.slots(call.epoch) + start * row
-            if last > first:
-                lane.copy(offset, offset, (last - first) * row)
+            start, nbytes = source(call)
+            if nbytes:
+                lane.copy(start, target(call)[0], nbytes)
 
         return step
 
     def _wait(self, action: Wait) -> Callable[[CallState], None]:
-        read = self._peers().words.read
-        word, lag, offset = action.word, action.lag, self._layout.word(action.word)
+        read = self.memory.window().words.read
+        word, lag, offset = action.word, action.lag, self.memory.layout.word(action.word)
 
         def step(call: CallState) -> None:
             wanted = call.epoch - lag
@@ -285,35 +241,69 @@ class HostProgram:
         return step
 
     def _deliver(self, action: Deliver) -> Callable[[CallState], None]:
-        region, window = action.region, action.window
-        find = self._place(window, region)
+        region, window, rank = action.region, action.window, self._plan.rank
+        find = self.memory.find(window, action.area, region)
         if self._plan.view:
-            if window != self._plan.rank:
-                raise InvalidArgument("a view shows the own window", f"'{action}'")
+            if window != rank or action.area != "inbox":
+                raise InvalidArgument("a view shows the own window's inbox", f"'{action}'")
             return lambda call: None
-        source = region.source
+        places, encoded = self.memory.places[region.phase], self._phases[region.phase].wire
 
         def step(call: CallState) -> None:
             first, last, place = find(call)
-            target = call.result_rows(source, first, last)
+            result = call.result()
             if last > first:
-                target.copy_(place)
+                rows = call.m if region.source == rank else call.rows_of(region.source)
+                start = places.result_row(region, rows, call.starts)
+                target = result[start : start + last - first]
+                if encoded is None:
+                    target.copy_(place)
+                else:
+                    wire.decode(place, target)
 
         return step
 
+    def _sum(self, action: Sum) -> Callable[[CallState], None]:
+        memory, region = self.memory, action.region
+        finds = [
+            memory.find(window, area, action.of(source))
+            for source, (window, area) in enumerate(action.places)
+        ]
+        target = self._sum_target(region)
+
+        def step(call: CallState) -> None:
+            first, last, own = target(call)
+            if last > first:
+                ordered_sum([find(call)[2] for find in finds], own)
+
+        return step
+
+    def _sum_target(self, region: Region) -> Callable[[CallState], Place]:
+        memory, rank = self.memory, self._plan.rank
+        into = memory.sums_into
+        if into is not None:
+            phase, area = into
+            part = 0 if phase > region.phase else region.part
+            return memory.find(rank, area, replace(region, phase=phase, part=part))
+        places, follows = memory.places[region.phase], len(self._phases) > region.phase + 1
+
+        def find(call: CallState) -> Place:
+            first, last = places.product_rows(region, call.m)
+            if follows:
+                return first, last, memory.scratch()[first:last]
+            start = places.result_row(region, call.m, call.starts)
+            return first, last, call.result()[start : start + last - first]
+
+        return find
+
     def _collective(self, action: Collective) -> Callable[[CallState], None]:
-        if action.name != "all_gather":
-            raise Unsupported("the library collectives are: all_gather", action.name)
-        return lambda call: call.all_gather()
+        if action.name not in COLLECTIVES:
+            names = ", ".join(COLLECTIVES)
+            raise Unsupported(f"the library collectives are: {names}", action.name)
+        return lambda call: call.collective(action.name)
 
     def _join(self, action: Join) -> Callable[[CallState], None]:
         lane = self.lanes.get(action.actor)
         if lane is None:
             return lambda call: None  # one thread: the joined actor has ended
         return lambda call: call.drain(lane)
-
-
-def _unstored(action: Compute) -> InvalidArgument:
-    return InvalidArgument(
-        "a schedule must store each chunk right after computing it", f"{action} without a store"
-    )

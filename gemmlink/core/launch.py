@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +29,10 @@ from gemmlink.errors import (
     Unsupported,
 )
 from gemmlink.spec.contracts import Group, Session, Window
+from gemmlink.spec.operations import Operation
+from gemmlink.spec.places import result_shape
 from gemmlink.spec.problem import Problem
-from gemmlink.spec.schedule import Schedule, Word
+from gemmlink.spec.schedule import Area, Schedule, Word
 from gemmlink.spec.window import WindowLayout
 
 #: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
@@ -42,6 +44,13 @@ _RANKS = 1 << 16
 _QUIESCE_S = 5.0
 
 
+class Outcome(NamedTuple):
+    """What a call gives: the result, and the private buffer (see ``Memory.local_cols``)."""
+
+    result: torch.Tensor
+    local: torch.Tensor
+
+
 class Launch:
     """A composed, prepared operation. Made by ``core.prepare``; one call at a time."""
 
@@ -50,6 +59,7 @@ class Launch:
         *,
         group: Group,
         request: Mapping[str, Any],
+        operation: Operation,
         problem: Problem,
         parts: Composition,
         schedule: Schedule,
@@ -71,7 +81,11 @@ class Launch:
         self.words = window.words if window is not None else None
         self.library = library
         self.timeout_s = timeout_s
-        self.operation = str(request["operation"])
+        self.operation = operation.name
+        self.phases = operation.phases
+        self.ragged = operation.ragged
+        self.deterministic = bool(request["deterministic"])
+        self._shapes = operation
         self.epoch = 0
         self.closed = False
         self._channel = channel
@@ -104,7 +118,7 @@ class Launch:
         ticket: Ticket,
         problems: InvalidArgument | Unsupported | None = None,
         check_first: bool = False,
-    ) -> torch.Tensor:
+    ) -> Outcome:
         """Run one call. ``problems`` is an error that the caller found in its own arguments.
 
         The call is used up on every rank whether it succeeds or not. With ``check_first`` all ranks
@@ -126,7 +140,7 @@ class Launch:
                 self._end_badly(call, error)
                 raise
             self._remember_view(result)
-            return result
+            return Outcome(result, call.local())
         finally:
             self._busy.release()
 
@@ -203,6 +217,16 @@ class Launch:
         self.program.release()
         self.window = self.words = None
 
+    def result_shape(self, rows: Sequence[int]) -> tuple[int, int]:
+        """Shape of this rank's result when ``rows[r]`` is rank r's M."""
+        return result_shape(self._shapes, self.group.rank, self.group.world, rows)
+
+    def view_grid(self, epoch: int) -> torch.Tensor:
+        """The rows of the own window that a result which is a view begins with."""
+        last = len(self.phases) - 1
+        area: Area = "sum" if self.phases[last].sums else "inbox"
+        return self.program.memory.grid(self.group.rank, last, area, epoch)
+
     def abort_of(self, peer: int) -> tuple[int, int, int]:
         """The last call that ``peer`` refused or failed in, as epoch, code and culprit.
 
@@ -277,7 +301,7 @@ class Launch:
     def _written_view(self) -> InvalidArgument | None:
         if self._view_version is None:
             return None
-        grid = self.program.grid(self.group.rank, self.epoch)
+        grid = self.view_grid(self.epoch)
         if grid._version == self._view_version:
             return None
         return InvalidArgument(

@@ -8,7 +8,7 @@ collective, here it goes away with the operation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ _REASON_S = 0.5
 
 
 class Gloo:
-    """All-gather of CPU bytes over a private gloo context. ``open`` is collective."""
+    """Collectives on CPU tensors over a private gloo context. Making one is collective."""
 
     def __init__(self, group: Group, key: str, timeout_s: float) -> None:
         self._world = group.world
@@ -56,39 +56,65 @@ class Gloo:
             store, group.rank, group.world, timedelta(seconds=timeout_s)
         )
 
-    def all_gather(
+    def run(
         self,
+        name: str,
         out: torch.Tensor,
         block: torch.Tensor,
         timeout_s: float,
         on_stall: Callable[[], None],
+        sent: Sequence[int] = (),
+        came: Sequence[int] = (),
     ) -> None:
-        """``out[r] = block of rank r``, for a contiguous out of shape ``(world, *block.shape)``.
+        """The collective ``name`` from ``block`` into ``out``, both contiguous, of one dtype.
 
-        Blocks have the same size on all ranks. Moves bytes, so any dtype will do. Raises
-        ``PeerTimeout`` when some rank does not come; which one gloo does not say.
+        - ``all_gather``: ``out[r] = block of rank r``; blocks have the same size on all ranks.
+        - ``all_to_all``: flat tensors; ``sent[r]`` elements go to rank r, ``came[r]`` come from it.
+        - ``reduce_scatter``: ``block`` is ``(world, ...)``; ``out`` the sum of all ranks' own part.
+
+        Raises ``PeerTimeout`` when some rank does not come; which one gloo does not say.
         """
-        if self._world == 1 or block.numel() == 0:
-            out[0].copy_(block)
+        if self._world == 1:
+            out.view(-1).copy_(block.view(-1))
             return
-        source, target = block.view(torch.uint8).flatten(), out.view(torch.uint8).flatten()
-        work = self._context._allgather_base(target, source)
+        if name != "all_to_all" and block.numel() == 0:
+            return  # on every rank alike
+        work = self._begin(name, out, block, sent, came)
         deadline = time.monotonic() + timeout_s
-        while not _ended(work, on_stall):
+        while not _ended(work, on_stall, name):
             on_stall()
             if time.monotonic() > deadline:
                 raise PeerTimeout(
-                    f"every rank must come to the library's all-gather within {timeout_s:g} s",
+                    f"every rank must come to the library's {name} within {timeout_s:g} s",
                     "at least one rank missing",
                     "Call the operation on every rank, or raise GEMMLINK_TIMEOUT_S.",
                 )
+
+    def _begin(
+        self,
+        name: str,
+        out: torch.Tensor,
+        block: torch.Tensor,
+        sent: Sequence[int],
+        came: Sequence[int],
+    ) -> Any:
+        if name == "reduce_scatter":
+            return self._context._reduce_scatter_base(out, block.view(-1, *out.shape[1:]))
+        # What only moves may be of any dtype: it goes as bytes.
+        size = block.element_size()
+        source, target = block.view(-1).view(torch.uint8), out.view(-1).view(torch.uint8)
+        if name == "all_gather":
+            return self._context._allgather_base(target, source)
+        return self._context.alltoall_base(
+            target, source, [count * size for count in came], [count * size for count in sent]
+        )
 
     def close(self) -> None:
         """Drop the context."""
         self._context = None
 
 
-def _ended(work: Any, on_stall: Callable[[], None]) -> bool:
+def _ended(work: Any, on_stall: Callable[[], None], name: str) -> bool:
     try:
         work.wait(_SLICE)
     except RuntimeError as error:
@@ -97,7 +123,7 @@ def _ended(work: Any, on_stall: Callable[[], None]) -> bool:
             return False
         _look_for_reason(on_stall)
         raise PeerLost(
-            "every rank must complete the library's all-gather", str(error).splitlines()[0]
+            f"every rank must complete the library's {name}", str(error).splitlines()[0]
         ) from error
     return True
 

@@ -8,8 +8,8 @@ rank is told to all, and all raise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gemmlink
@@ -17,13 +17,15 @@ from gemmlink.core.compose import Choice, Composition, compose, may_fall_back, w
 from gemmlink.core.interpret import HostProgram
 from gemmlink.core.launch import Launch
 from gemmlink.core.library import Gloo
+from gemmlink.core.memory import Memory, areas_used
 from gemmlink.core.prove import prove, reach
 from gemmlink.groups import WatchedGroup
 from gemmlink.rendezvous import agree, check_equal
 from gemmlink.spec import operations
 from gemmlink.spec.contracts import Group, Session, Window
+from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem, dtype_name
-from gemmlink.spec.schedule import Plan, Schedule
+from gemmlink.spec.schedule import Plan, Schedule, chain
 from gemmlink.spec.window import WindowLayout
 
 _log = logging.getLogger("gemmlink")
@@ -44,19 +46,33 @@ _ASKED = (
     "buffers",
     "result",
     "completion",
+    "extent",
+    "wire_dtype",
+    "keep_product",
+    "deterministic",
+    "bit_identical",
 )
 _COMPOSED = ("mode", "transport", "backend", "chunks", "schedule", "window bytes")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one rank wants to set up. ``timeout_s`` limits each call, ``prepare_timeout_s`` this."""
+    """What one rank wants to set up. ``timeout_s`` limits each call, ``prepare_timeout_s`` this.
+
+    ``options``: further arguments of the operation, as ``spec.operations`` takes them.
+    """
 
     operation: str
     problem: Problem
     choice: Choice
     timeout_s: float
     prepare_timeout_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def for_world(self, world: int) -> Operation:
+        """The operation as phases. Raises ``InvalidArgument`` for options that make none."""
+        made: Operation = getattr(operations, self.operation)(world, self.problem.n, **self.options)
+        return made
 
     def record(self) -> dict[str, Any]:
         """The request as comparable values."""
@@ -69,6 +85,8 @@ class Request:
             "dtype": dtype_name(problem.dtype),
             "out_dtype": dtype_name(problem.out_dtype),
             "device": problem.device.type,
+            "extent": self.options.get("extent"),
+            "wire_dtype": str(self.options.get("wire")),
             **self.choice.names(),
             "capacity": problem.capacity,
         }
@@ -99,9 +117,8 @@ def prepare(
 
 
 def schedule_for(request: Request, parts: Composition, rank: int, world: int) -> Schedule:
-    """The schedule of ``rank``."""
-    operation = getattr(operations, request.operation)(world, request.problem.n)
-    choice = request.choice
+    """The schedule of ``rank``, all phases of it."""
+    choice, phases = request.choice, request.for_world(world).phases
     plan = Plan(
         rank,
         world,
@@ -113,15 +130,22 @@ def schedule_for(request: Request, parts: Composition, rank: int, world: int) ->
         lanes=choice.lanes,
         lane_order=parts.lane_order,
         common=parts.common,
+        keep=choice.keep_product,
+        phases=len(phases),
     )
-    return parts.epilogue.schedule(operation.phases[0], plan)
+    made = []
+    for number, (phase, epilogue) in enumerate(zip(phases, parts.epilogues, strict=True)):
+        fused = parts.fused if number == 0 else epilogue.forms()[0]
+        made.append(epilogue.schedule(phase, replace(plan, phase=number, fused=fused)))
+    return chain(made)
 
 
 def _composed(group: Group, request: Request, key: str) -> Composition:
     made: list[Composition] = []
 
     def part() -> dict[str, Any]:
-        made.append(compose(request.problem, group.world, request.choice))
+        operation = request.for_world(group.world)
+        made.append(compose(request.problem, group.world, request.choice, operation))
         parts = made[0]
         return {
             "mode": parts.mode,
@@ -138,8 +162,16 @@ def _composed(group: Group, request: Request, key: str) -> Composition:
 
 
 def _layout(request: Request, parts: Composition, world: int) -> WindowLayout:
-    slot_bytes = request.problem.slot_bytes
-    return WindowLayout(world, parts.chunks, slot_bytes, request.choice.buffers)
+    operation = request.for_world(world)
+    schedules = [schedule_for(request, parts, rank, world) for rank in range(world)]
+    return WindowLayout(
+        world,
+        parts.chunks,
+        areas_used(operation, schedules, request.problem),
+        request.choice.buffers,
+        phases=len(operation.phases),
+        parts=max(len(phase.routes) for phase in operation.phases),
+    )
 
 
 def _open(owner: Group, group: Group, request: Request, parts: Composition, key: str) -> Launch:
@@ -193,10 +225,13 @@ def _bind(
     key: str,
 ) -> Launch:
     schedule = schedule_for(request, parts, group.rank, group.world)
+    operation = request.for_world(group.world)
     programs: list[HostProgram] = []
 
     def bind() -> dict[str, Any]:
-        programs.append(HostProgram(schedule, request.problem, parts.backend, layout, window))
+        memory = Memory(operation, schedule, request.problem, layout, window)
+        merge = not request.choice.bit_identical
+        programs.append(HostProgram(schedule, memory, parts.backend, merge))
         return {}
 
     agree(group, f"{key}/bind", bind, request.prepare_timeout_s)
@@ -205,6 +240,7 @@ def _bind(
     return Launch(
         group=owner,
         request=request.record(),
+        operation=operation,
         problem=request.problem,
         parts=parts,
         schedule=schedule,

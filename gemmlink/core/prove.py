@@ -1,4 +1,4 @@
-"""Proof at set-up that a window moves bytes: every peer, first and last byte of every slot, words.
+"""Proof at set-up that a window moves bytes: every peer, both ends of every slot, words.
 
 A transport can succeed at everything and still move nothing (a disabled copy engine, a window that
 is a private copy). Results would then be whatever the memory held. So each rank writes a pattern
@@ -60,8 +60,16 @@ def reach(window: Window, transport: str) -> None:
             )
 
 
-def _places(layout: WindowLayout, source: int) -> list[int]:
-    return [layout.slot(source), layout.slot(source) + layout.slot_bytes - _sample(layout)]
+def _places(layout: WindowLayout, source: int) -> list[tuple[int, int]]:
+    """Offset and size of the samples of ``source``: both ends of its piece of every area."""
+    places = []
+    for area in layout.areas:
+        piece = area.nbytes // layout.world
+        size = min(_SAMPLE, max(piece // 2, 1)) if piece else 0  # so that the two never overlap
+        for buffer in range(layout.buffers):
+            first = layout.area(area.phase, area.area, buffer) + source * piece
+            places += [(first, size), (first + piece - size, size)]
+    return places
 
 
 def _pattern(nonce: int, source: int, peer: int, nbytes: int) -> torch.Tensor:
@@ -70,17 +78,11 @@ def _pattern(nonce: int, source: int, peer: int, nbytes: int) -> torch.Tensor:
     return torch.randint(1, 256, (nbytes,), dtype=torch.uint8, generator=generator)
 
 
-def _sample(layout: WindowLayout) -> int:
-    # At most half a slot, so that the first and the last sample never overlap.
-    return min(_SAMPLE, max(layout.slot_bytes // 2, 1)) if layout.slot_bytes else 0
-
-
 def _write(window: Window, layout: WindowLayout, group: Group, nonce: int, common: bool) -> None:
     # Where slots are common, what a rank stores in its own window must show in all; elsewhere every
     # window gets a pattern of its own, so that two that are one memory by mistake are found out.
-    size = _sample(layout)
     for peer in [group.rank] if common else range(group.world):
-        for place in _places(layout, group.rank):
+        for place, size in _places(layout, group.rank):
             data = _pattern(nonce, group.rank, 0 if common else peer, size)
             window.tensor(peer)[place : place + size].copy_(data)
     for peer in range(group.world):
@@ -95,12 +97,11 @@ def _check(
     transport: str,
     common: bool,
 ) -> dict[str, bool]:
-    size = _sample(layout)
     for source, nonce in enumerate(nonces):
         word = window.words.wait(layout.single("proof", source), nonce, _WORD_LIMIT_S)
         if word != nonce:
             raise _unmoved(transport, source, group.rank, "word", word, nonce)
-        for place in _places(layout, source):
+        for place, size in _places(layout, source):
             want = _pattern(nonce, source, 0 if common else group.rank, size)
             seen = window.tensor(group.rank)[place : place + size]
             if not torch.equal(seen, want):
@@ -120,6 +121,6 @@ def _unmoved(
 
 def _erase(window: Window, layout: WindowLayout, group: Group) -> None:
     for source in range(group.world):
-        for place in _places(layout, source):
-            window.tensor(group.rank)[place : place + _sample(layout)].zero_()
+        for place, size in _places(layout, source):
+            window.tensor(group.rank)[place : place + size].zero_()
         window.words.set(group.rank, layout.single("proof", source), 0)

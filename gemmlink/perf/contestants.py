@@ -26,10 +26,11 @@ from gemmlink.core.compose import ALIASES, Choice, compose
 from gemmlink.errors import PeerTimeout
 from gemmlink.operators import GemmAllGather
 from gemmlink.rendezvous import next_key
+from gemmlink.spec import operations
 from gemmlink.spec.contracts import Backend, Group, Transport
 from gemmlink.spec.problem import Problem
 from gemmlink.spec.schedule import Word
-from gemmlink.spec.window import WindowLayout
+from gemmlink.spec.window import WindowLayout, inbox
 
 Role = Literal["mode", "unfused", "gemm", "move"]
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
@@ -222,7 +223,7 @@ class Stores:
     def __init__(self, field: Field, transport: Transport) -> None:
         group, problem = field.group, field.problem
         self.label = Label("comm-stores", "none", False, transport.name, "none", 0, False)
-        self._layout = WindowLayout(group.world, 1, problem.slot_bytes)
+        self._layout = WindowLayout(group.world, 1, inbox(group.world, problem.slot_bytes))
         self._session = transport.open(group, key=next_key(group, "stores"), timeout_s=_LIMIT_S)
         self._window = self._session.window(self._layout.nbytes)
         self._rank, self._world, self._calls = group.rank, group.world, 0
@@ -261,7 +262,7 @@ class Stores:
             )
 
     def _slots(self, owner: int, problem: Problem) -> torch.Tensor:
-        first = self._layout.data
+        first = self._layout.area(0, "inbox")
         raw = self._window.tensor(owner)[first : first + self._world * problem.slot_bytes]
         return raw.view(problem.out_dtype).view(self._world * problem.capacity, problem.n)
 
@@ -322,7 +323,8 @@ def _registered_modes() -> list[str]:
 def asked_label(choice: Choice, field: Field) -> Label:
     """A label for a choice that may not compose: what is known of it before anything runs."""
     try:
-        parts = compose(field.problem, field.group.world, choice)
+        operation = operations.all_gather(field.group.world, field.problem.n)
+        parts = compose(field.problem, field.group.world, choice, operation)
     except Exception:  # told by whoever tries to prepare it
         name = ALIASES.get(str(choice.epilogue), str(choice.epilogue))
         bare = name.removeprefix("fused-").removeprefix("split-")

@@ -6,7 +6,8 @@
 | ``problem`` | shapes and dtypes of one product, and how rows split into chunks |
 | ``operations`` | an operation as phases with routes |
 | ``schedule`` | actions, programs and schedules: the data an epilogue returns |
-| ``window`` | where words and slots lie inside a symmetric window |
+| ``places`` | which rows of a product and of an area of a window a region is |
+| ``window`` | where words and areas lie inside a symmetric window |
 
 Nothing here imports another layer of gemmlink except ``errors``.
 """

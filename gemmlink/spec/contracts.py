@@ -234,12 +234,14 @@ class Epilogue(Protocol):
     """How finished tiles travel, as data.
 
     ``complete`` is False for something that leaves peers without results (a pricing aid).
+    ``phases``: the kinds of phase (``spec.operations.Phase.name``) that it has schedules for.
     """
 
     name: str
     interface: int
     needs: Needs
     complete: bool
+    phases: tuple[str, ...]
 
     def forms(self) -> tuple[bool, ...]:
         """The values of ``Plan.fused`` that this epilogue has a schedule for."""

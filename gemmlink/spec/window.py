@@ -1,8 +1,8 @@
-"""Where words, entry records and slots lie inside a symmetric window.
+"""Where words, entry records and areas lie inside a symmetric window.
 
 All offsets are bytes from the start of the window and equal on every rank::
 
-    [ enter free abort read proof | records | arrive | chunk | slots ]
+    [ enter free abort read proof | records | arrive | chunk | areas ]
 
 Each word is 8 bytes, has one writer, and stands on its own 64-byte line with other words of the
 same writer at most: two ranks never write to one cache line.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from gemmlink.spec.schedule import Word
+from gemmlink.spec.schedule import Area, Word
 
 WORD = 8
 LINE = 64
@@ -30,24 +30,42 @@ def _up(value: int, unit: int) -> int:
 
 
 @dataclass(frozen=True)
-class WindowLayout:
-    """Offsets for ``world`` ranks, ``chunks`` chunks per source and slots of ``slot_bytes``.
+class AreaBytes:
+    """How much of a window an area of a phase takes."""
 
-    ``buffers`` sets of slots follow each other; call n uses set ``n % buffers``. Within a set the
-    slots of all sources are contiguous, so that blocks that fill them form one matrix.
+    phase: int
+    area: Area
+    nbytes: int
+
+
+def inbox(world: int, slot_bytes: int) -> tuple[AreaBytes, ...]:
+    """The areas of an operation with one phase and nothing but a slot for each source."""
+    return (AreaBytes(0, "inbox", world * slot_bytes),)
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """Offsets for ``world`` ranks, ``chunks`` chunks per part, and these areas.
+
+    ``buffers`` sets of areas follow each other; call n uses set ``n % buffers``. ``phases`` and
+    ``parts`` are how many of each there are words for.
     """
 
     world: int
     chunks: int
-    slot_bytes: int
+    areas: tuple[AreaBytes, ...]
     buffers: int = 1
+    phases: int = 1
+    parts: int = 1
 
     def word(self, word: Word) -> int:
         """Offset of ``word``. Raises ``KeyError`` for a kind that this layout does not have."""
         if word.kind == "arrive":
-            return self._arrive + word.source * self._chunk_line + word.chunk * WORD
+            line = word.phase * self.world + word.source
+            return self._arrive + line * self._chunk_line + word.chunk * WORD
         if word.kind == "chunk":
-            return self._chunk + word.chunk * WORD
+            line = word.phase * self.parts + word.part
+            return self._chunk + line * self._chunk_line + word.chunk * WORD
         return self.single(word.kind, word.source)
 
     def single(self, kind: str, source: int) -> int:
@@ -66,13 +84,21 @@ class WindowLayout:
         """
         return self._records + (source * 2 + epoch % 2) * LINE
 
-    def slot(self, source: int, epoch: int = 0) -> int:
-        """Offset of the slot for ``source`` in call ``epoch``."""
-        return self.slots(epoch) + source * self.slot_bytes
+    def area(self, phase: int, area: Area, epoch: int = 0) -> int:
+        """Offset of an area in call ``epoch``. Raises ``KeyError`` if there is none."""
+        return self.data + epoch % self.buffers * self._set_bytes + self._area_starts[phase, area]
 
-    def slots(self, epoch: int) -> int:
-        """Offset of the set of slots that call ``epoch`` uses."""
-        return self.data + epoch % self.buffers * self.world * self.slot_bytes
+    @cached_property
+    def _area_starts(self) -> dict[tuple[int, Area], int]:
+        starts, at = {}, 0
+        for area in self.areas:
+            starts[area.phase, area.area] = at
+            at += _up(area.nbytes, LINE)
+        return starts
+
+    @cached_property
+    def _set_bytes(self) -> int:
+        return sum(_up(area.nbytes, LINE) for area in self.areas)
 
     @cached_property
     def _records(self) -> int:
@@ -88,14 +114,14 @@ class WindowLayout:
 
     @cached_property
     def _chunk(self) -> int:
-        return self._arrive + self.world * self._chunk_line
+        return self._arrive + self.phases * self.world * self._chunk_line
 
     @cached_property
     def data(self) -> int:
-        """Offset of slot 0; words end before it."""
-        return _up(self._chunk + self._chunk_line, PAGE)
+        """Offset of the first area; words end before it."""
+        return _up(self._chunk + self.phases * self.parts * self._chunk_line, PAGE)
 
     @cached_property
     def nbytes(self) -> int:
         """Size of the whole window."""
-        return self.data + max(self.buffers * self.world * self.slot_bytes, LINE)
+        return self.data + max(self.buffers * self._set_bytes, LINE)

@@ -3,8 +3,9 @@
 Two kinds of values:
 
 - ``integers``: whole numbers from -2 to 2 in the first ``EXACT_K`` columns of K, zeros in the
-  others. Every sum is a whole number of at most ``4 * EXACT_K`` = 128, which bfloat16, float16 and
-  float32 hold exactly, in whatever order it is added up: a right result is *equal*, at any K.
+  others; where ranks' products are added, in so many fewer that the whole sum has no more terms.
+  Every sum is a whole number of at most ``4 * EXACT_K`` = 128, which bfloat16, float16 and float32
+  hold exactly, in whatever order it is added up: a right result is *equal*, at any K.
 - ``normal``: standard normal numbers, rounded to the dtype of the inputs before the reference is
   computed from them; results are compared by relative L2 error.
 """
@@ -17,6 +18,9 @@ from typing import Literal
 
 import torch
 
+from gemmlink.spec import operations
+from gemmlink.spec.operations import Operation, band_rows
+
 EXACT_K = 32
 
 #: Rows of b that are widened to float64 at a time; keeps the scratch at a few tens of MB.
@@ -28,7 +32,11 @@ Kind = Literal["integers", "normal"]
 
 @dataclass(frozen=True)
 class Case:
-    """One all-gather problem: ``rows[r]`` is the M of rank r. Equal fields give equal tensors."""
+    """One problem: ``rows[r]`` is the M of rank r. Equal fields give equal tensors.
+
+    ``operation`` and ``extent`` as in ``spec.operations``; where products are added, all M are
+    equal and each rank has a b of its own.
+    """
 
     rows: tuple[int, ...]
     n: int
@@ -37,26 +45,53 @@ class Case:
     out_dtype: torch.dtype
     kind: Kind = "integers"
     seed: int = 0
+    operation: str = "all_gather"
+    extent: int | None = None
 
     def a(self, rank: int) -> torch.Tensor:
         """The a of ``rank``, ``(rows[rank], k)``."""
         return self._values(self.rows[rank], rank + 1)
 
-    def b(self) -> torch.Tensor:
-        """The b of every rank, ``(n, k)``."""
-        return self._values(self.n, 0)
+    def b(self, rank: int = 0) -> torch.Tensor:
+        """The b of ``rank``, ``(n, k)``; the same for all ranks where nothing is added."""
+        return self._values(self.n, -rank if self._adds else 0)
 
     def block(self, rank: int) -> torch.Tensor:
         """The exact product of ``rank``, ``(rows[rank], n)`` in float64."""
-        return self._product(self.a(rank))
+        return self._product(self.a(rank), self.b(rank))
 
-    def reference(self) -> torch.Tensor:
-        """What every rank must get, ``(sum(rows), n)`` in float64."""
-        return self._product(torch.cat([self.a(rank) for rank in range(len(self.rows))]))
+    def reference(self, rank: int = 0) -> torch.Tensor:
+        """What ``rank`` must get, in float64. In an all-gather and an all-reduce all get that."""
+        blocks = [self.block(source) for source in range(len(self.rows))]
+        operation = self.phases()
+        if self._adds:
+            total = torch.stack(blocks).sum(0)
+            if not operation.phases[-1].sums:
+                return total
+            first, last = band_rows(self.rows[rank], len(self.rows), rank)
+            return total[first:last]
+        phase = operation.phases[0]
+        low, high = phase.routes[phase.part_for(rank)].cols
+        return torch.cat(blocks)[:, low:high]
 
-    def _product(self, a: torch.Tensor) -> torch.Tensor:
-        columns = min(self.k, EXACT_K) if self.kind == "integers" else self.k
-        wide, b = a[:, :columns].double(), self.b()[:, :columns]
+    def phases(self) -> Operation:
+        """The operation as phases."""
+        options = {"extent": self.extent} if self.operation == "all_to_all" else {}
+        made: Operation = getattr(operations, self.operation)(len(self.rows), self.n, **options)
+        return made
+
+    @property
+    def _adds(self) -> bool:
+        return self.operation in ("reduce_scatter", "all_reduce")
+
+    @property
+    def _exact_columns(self) -> int:
+        """Columns of K that are not zero: so few that even a sum over all ranks is exact."""
+        return min(self.k, EXACT_K // (len(self.rows) if self._adds else 1))
+
+    def _product(self, a: torch.Tensor, all_of_b: torch.Tensor) -> torch.Tensor:
+        columns = self._exact_columns if self.kind == "integers" else self.k
+        wide, b = a[:, :columns].double(), all_of_b[:, :columns]
         product = torch.empty(a.shape[0], self.n, dtype=torch.float64)
         for first in range(0, self.n, _BLOCK_ROWS):
             last = min(self.n, first + _BLOCK_ROWS)
@@ -68,7 +103,7 @@ class Case:
         if self.kind == "normal":
             return torch.randn(rows, self.k, generator=generator).to(self.dtype)
         values = torch.zeros(rows, self.k, dtype=self.dtype)
-        head = torch.randint(-2, 3, (rows, min(self.k, EXACT_K)), generator=generator)
+        head = torch.randint(-2, 3, (rows, self._exact_columns), generator=generator)
         values[:, : head.shape[1]] = head.to(self.dtype)
         return values
 

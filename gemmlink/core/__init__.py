@@ -7,6 +7,8 @@
 | ``prove`` | shows that every peer's window and words really move bytes |
 | ``launch`` | a prepared operation: epoch, and what a failed call leaves behind |
 | ``call`` | one call: entry record, waits, result |
+| ``entry`` | the records that ranks leave at each other as they enter a call |
+| ``words`` | words bound to their places once, by the transport if it offers that |
 | ``reset`` | makes a failed operation usable again |
 | ``flatten`` | puts a schedule's programs in an order for one thread |
 | ``interpret`` | binds actions to memory and walks them on the host |

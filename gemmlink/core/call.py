@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gemmlink.core.tickets import Ticket, fingerprint
+from gemmlink.core.tickets import Ticket
+from gemmlink.core.words import SLICE_S
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
 from gemmlink.spec.contracts import Lane
 from gemmlink.spec.schedule import Word
-from gemmlink.spec.window import WORD
 
 if TYPE_CHECKING:
     from gemmlink.core.launch import Launch
-
-#: How long a word is awaited before the first look for a reason, in seconds.
-_SLICE_S = 0.05
 
 #: What an ``abort`` word says about its epoch: that rank refused the call, failed in it, or heard
 #: in it of a failure in an earlier one.
@@ -65,7 +62,7 @@ class Call:
         if rows is not None:
             self._rows = list(rows)
             ticket.fields = {**ticket.fields, "rows": tuple(rows)}
-        self._fingerprint = fingerprint(ticket.fields)
+        self._fingerprint = launch.fingerprint(ticket.fields)
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
         self._starts: list[int] = []
@@ -97,14 +94,14 @@ class Call:
 
     # What the interpreter asks for (see interpret.CallState).
 
-    def wait(self, word: Word, offset: int, at_least: int) -> None:
-        """Wait for a word; raise as soon as it is known that it will not come."""
+    def wait_longer(self, word: Word, offset: int, at_least: int) -> None:
+        """Wait for a late word; raise as soon as it is known that it will not come."""
         words = self.launch.words
         assert words is not None, f"waiting for {word} without a window"
-        seen = words.wait(offset, at_least, _SLICE_S)
+        seen = at_least - 1
         while seen < at_least:
             self._stalled(str(word), word.source, offset, at_least)
-            seen = words.wait(offset, at_least, _SLICE_S)
+            seen = words.wait(offset, at_least, SLICE_S)
 
     def drain(self, lane: Lane) -> None:
         """Wait until a lane has drained; raise if it does not within the limit of the call."""
@@ -160,20 +157,20 @@ class Call:
     # Entering a call.
 
     def _enter(self) -> None:
-        launch, words = self.launch, self.launch.words
-        assert words is not None, "entering without a window"
+        launch = self.launch
+        assert launch.entry is not None, "entering without a window"
         # The record of call n-2 is overwritten: nobody may still read it. After a call that was
         # completed this holds already; a refused one is left without waiting for anybody.
-        epoch, set_word = self.epoch, words.set
-        for word, offset in launch.entries:
-            if words.read(offset) < epoch - 1:
-                self.wait(word, offset, epoch - 1)
-        base, enter = launch.layout.record(launch.group.rank, epoch), launch.own_entry
-        for peer in launch.schedule.plan.peers:
-            set_word(peer, base, epoch)
-            set_word(peer, base + WORD, self.m)
-            set_word(peer, base + 2 * WORD, self._fingerprint)
-            set_word(peer, enter, epoch)
+        entry, epoch = launch.entry, self.epoch
+        for peer in entry.waits:
+            self._await_entry(peer, epoch - 1)
+        entry.say(epoch, self.m, self._fingerprint)
+
+    def _await_entry(self, peer: int, epoch: int) -> None:
+        entry = self.launch.entry
+        assert entry is not None, "an entry without a window"
+        if entry.waits[peer](epoch) < epoch:
+            self.wait_longer(Word("enter", peer), entry.offset(peer), epoch)
 
     def _slot_rows(self) -> list[int]:
         """First rows of all blocks: a slot apart, or packed where the result is a view of them."""
@@ -202,14 +199,12 @@ class Call:
 
     def _read_record(self, peer: int) -> int:
         """M of ``peer``, once it has entered; raise if its other arguments differ from the own."""
-        launch, words = self.launch, self.launch.words
-        assert words is not None, "records without a window"
-        enter = launch.enter_of[peer]
-        if words.read(enter) < self.epoch:
-            self.wait(Word("enter", peer), enter, self.epoch)
-        base = launch.layout.record(peer, self.epoch)
-        epoch, rows = words.read(base), words.read(base + WORD)
-        other = words.read(base + 2 * WORD)
+        entry = self.launch.entry
+        assert entry is not None, "records without a window"
+        entered, epoch, rows, other = entry.read(peer, self.epoch)
+        if entered < self.epoch:
+            self._await_entry(peer, self.epoch)
+            _, epoch, rows, other = entry.read(peer, self.epoch)
         if epoch != self.epoch:  # the peer has given this call up and made others since
             raise self.ticket.refusal(peer)
         if other != self._fingerprint:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from gemmlink.core.flatten import Placed, flatten
+from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend, Lane, Window
 from gemmlink.spec.problem import Problem, chunk_rows
@@ -54,8 +55,8 @@ class CallState(Protocol):
     #: First row of each source's block among the rows of a set of slots.
     firsts: list[int]
 
-    def wait(self, word: Word, offset: int, at_least: int) -> None:
-        """Wait for a word of the own window, within the limit of the call."""
+    def wait_longer(self, word: Word, offset: int, at_least: int) -> None:
+        """Go on waiting for a word that did not come within ``SLICE_S``, to the call's limit."""
 
     def drain(self, lane: Lane) -> None:
         """Wait until a lane has drained, within the limit of the call."""
@@ -253,9 +254,9 @@ class HostProgram:
         return step
 
     def _set(self, action: Set) -> Callable[[CallState], None]:
-        words, at, lag = self._peers().words, action.at, action.lag
-        offset = self._layout.word(action.word)
-        return lambda call: words.set(at, offset, call.epoch - lag)
+        lag, place = action.lag, (action.at, self._layout.word(action.word))
+        write = setter(self._peers().words, (place,))
+        return lambda call: write(call.epoch - lag)
 
     def _set_in_lane(self, action: Set, actor: str) -> Callable[[CallState], None]:
         lane, offset, lag = self.lanes[actor], self._layout.word(action.word), action.lag
@@ -274,13 +275,13 @@ class HostProgram:
         return step
 
     def _wait(self, action: Wait) -> Callable[[CallState], None]:
-        read = self._peers().words.read
         word, lag, offset = action.word, action.lag, self._layout.word(action.word)
+        wait = waiter(self._peers().words, offset, SLICE_S)
 
         def step(call: CallState) -> None:
             wanted = call.epoch - lag
-            if read(offset) < wanted:
-                call.wait(word, offset, wanted)
+            if wait(wanted) < wanted:
+                call.wait_longer(word, offset, wanted)
 
         return step
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gemmlink.core.call import FAILED, POISONED, REFUSED, Call, Outgrown
 from gemmlink.core.compose import Composition
+from gemmlink.core.entry import Entry
 from gemmlink.core.interpret import HostProgram
 from gemmlink.core.library import Gloo
 from gemmlink.core.reset import reset
-from gemmlink.core.tickets import Ticket
+from gemmlink.core.tickets import Ticket, fingerprint
+from gemmlink.core.words import reader
 from gemmlink.errors import (
     GemmlinkError,
     InvalidArgument,
@@ -30,7 +32,7 @@ from gemmlink.errors import (
 )
 from gemmlink.spec.contracts import Group, Session, Window
 from gemmlink.spec.problem import Problem
-from gemmlink.spec.schedule import Schedule, Word
+from gemmlink.spec.schedule import Schedule
 from gemmlink.spec.window import WindowLayout
 
 #: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
@@ -77,13 +79,15 @@ class Launch:
         self._channel = channel
         self._fields = {**request, "capacity": problem.capacity}
         self._session = session
-        # Where the peers say that they have entered, and where this rank says it at each of them.
-        self.enter_of = [layout.single("enter", peer) for peer in range(group.world)]
-        self.entries = [(Word("enter", peer), self.enter_of[peer]) for peer in schedule.plan.peers]
+        self._fingerprint = fingerprint(self._fields)
         #: First rows of the blocks where each has a slot of its own.
         self.firsts = [peer * problem.capacity for peer in range(group.world)]
-        self.own_entry = layout.single("enter", group.rank)
-        self._aborts = [layout.single("abort", peer) for peer in range(group.world)]
+        self.entry: Entry | None = None
+        self._read_aborts: Callable[[], tuple[int, ...]] = tuple
+        if self.words is not None:
+            self.entry = Entry(self.words, layout, group.rank, schedule.plan.peers)
+            aborts = [layout.single("abort", peer) for peer in range(group.world)]
+            self._read_aborts = reader(self.words, *aborts)
         #: Where a reset that has begun and not ended will go on from, once that is agreed.
         self.cleared_at: int | None = None
         self._generation = 0
@@ -94,6 +98,10 @@ class Launch:
     def ticket(self) -> Ticket:
         """A ticket for the next call on this operation's own channel."""
         return Ticket(self.group, self._channel, self.epoch + 1, self._fields)
+
+    def fingerprint(self, fields: Mapping[str, Any]) -> int:
+        """``tickets.fingerprint``, computed once for the fields of this operation's own tickets."""
+        return self._fingerprint if fields is self._fields else fingerprint(fields)
 
     def call(
         self,
@@ -201,7 +209,8 @@ class Launch:
         if self._session is not None:
             self._session.close()
         self.program.release()
-        self.window = self.words = None
+        self.window = self.words = self.entry = None
+        self._read_aborts = tuple
 
     def abort_of(self, peer: int) -> tuple[int, int, int]:
         """The last call that ``peer`` refused or failed in, as epoch, code and culprit.
@@ -216,7 +225,7 @@ class Launch:
 
     def has_aborts(self) -> bool:
         """Whether any rank has ever refused or failed; a quick look before the thorough one."""
-        return self.words is not None and any(map(self.words.read, self._aborts))
+        return any(self._read_aborts())
 
     def _learn_of_failures(self) -> None:
         for peer in range(self.group.world):

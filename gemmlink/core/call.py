@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gemmlink.core.placing import packed
 from gemmlink.core.tickets import Ticket
 from gemmlink.core.words import SLICE_S
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
@@ -58,17 +59,18 @@ class Call:
         self.m = 0
         self.ticket = ticket
         self._out = out
-        self._rows: list[int] | None = None
+        self._rows: tuple[int, ...] | None = None
         if rows is not None:
-            self._rows = list(rows)
-            ticket.fields = {**ticket.fields, "rows": tuple(rows)}
+            self._rows = tuple(rows)
+            ticket.fields = {**ticket.fields, "rows": self._rows}
         self._fingerprint = launch.fingerprint(ticket.fields)
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
-        self._starts: list[int] = []
+        self._starts: Sequence[int] = ()
         self._view = launch.schedule.plan.view
         #: First rows of all blocks among the rows of a set of slots.
-        self.firsts: list[int] = []
+        self.firsts: Sequence[int] = ()
+        self.blocks: dict[int, torch.Tensor] = {}
         self._local: torch.Tensor | None = None
         self._header_sent = False
         self._deadline = time.monotonic() + launch.timeout_s
@@ -124,7 +126,7 @@ class Call:
         """Rows of the result that come from ``source``; sizes the result first."""
         result = self._result
         if result is None:
-            result = self._sized_result()
+            result = self.result()
         start = self._starts[source]
         return result[start + first : start + last]
 
@@ -132,7 +134,7 @@ class Call:
         """Gather private buffers into the result, through the library."""
         world = self.launch.group.world
         self._exchange_header()
-        result = self._sized_result()
+        result = self.result()
         rows = self._known_rows()
         longest = max(rows)
         block = self.local()
@@ -172,17 +174,14 @@ class Call:
         if entry.waits[peer](epoch) < epoch:
             self.wait_longer(Word("enter", peer), entry.offset(peer), epoch)
 
-    def _slot_rows(self) -> list[int]:
+    def _slot_rows(self) -> Sequence[int]:
         """First rows of all blocks: a slot apart, or packed where the result is a view of them."""
-        world = self.launch.group.world
+        launch = self.launch
         if not self._view:
-            return self.launch.firsts
-        rows = (
-            self._rows
-            if self._rows is not None
-            else [min(self.m, self.launch.problem.capacity)] * world
-        )
-        return [sum(rows[:rank]) for rank in range(world)]
+            return launch.firsts
+        if self._rows is not None:
+            return packed(self._rows).starts
+        return packed((min(self.m, launch.problem.capacity),) * launch.group.world).starts
 
     def _exchange_arguments(self) -> None:
         if self.launch.words is not None:
@@ -195,7 +194,7 @@ class Call:
         rows = [self.m] * self.launch.group.world
         for peer in self.launch.schedule.plan.peers:
             rows[peer] = self._read_record(peer)
-        self._take_rows(rows)
+        self._take_rows(tuple(rows))
 
     def _read_record(self, peer: int) -> int:
         """M of ``peer``, once it has entered; raise if its other arguments differ from the own."""
@@ -233,7 +232,7 @@ class Call:
                 raise self.ticket.refusal(peer)
             if other != self._fingerprint:
                 raise self.ticket.mismatch(peer)
-        self._take_rows([int(header[0]) for header in headers])
+        self._take_rows(tuple(int(header[0]) for header in headers))
 
     def _through_library(self, out: torch.Tensor, block: torch.Tensor) -> None:
         """The library's all-gather; who is missing, which it does not know, is found out here."""
@@ -253,29 +252,32 @@ class Call:
                 peer=absent[0] if len(absent) == 1 else -1,
             ) from error
 
-    def _take_rows(self, rows: list[int]) -> None:
+    def _take_rows(self, rows: tuple[int, ...]) -> None:
         if self._rows is not None and self._rows != rows:
             raise InvalidArgument(
-                "rows must hold every rank's M", f"rows={self._rows} where the ranks have {rows}"
+                "rows must hold every rank's M",
+                f"rows={list(self._rows)} where the ranks have {list(rows)}",
             )
-        if max(rows) > self.launch.problem.capacity:
-            raise Outgrown(max(rows))
+        placing = packed(rows)
+        if placing.longest > self.launch.problem.capacity:
+            raise Outgrown(placing.longest)
         # Also where the own blocks lie right: those of a rank with another M do not.
-        if self._view and self._rows is None and min(rows) < max(rows):
+        if self._view and self._rows is None and not placing.even:
             raise InvalidArgument(
                 "a view of the window needs M equal on all ranks, or rows=",
-                f"the ranks' M are {rows}",
+                f"the ranks' M are {list(rows)}",
                 "Pass every rank's M as rows=, or use result='copy'.",
             )
         self._rows = rows
 
-    def _known_rows(self) -> list[int]:
+    def _known_rows(self) -> tuple[int, ...]:
         assert self._rows is not None, "rows before they were exchanged"
         return self._rows
 
     # The result.
 
-    def _sized_result(self) -> torch.Tensor:
+    def result(self) -> torch.Tensor:
+        """The whole result; sizes it first."""
         if self._result is None:
             self._result = self._make_result()
         return self._result
@@ -283,13 +285,11 @@ class Call:
     def _make_result(self) -> torch.Tensor:
         if self.launch.words is not None:
             self._resolve_rows()
-        rows, problem = self._known_rows(), self.launch.problem
-        self._starts = starts = [0]
-        for count in rows:
-            starts.append(starts[-1] + count)
+        placing, problem = packed(self._known_rows()), self.launch.problem
+        self._starts, total = placing.starts, placing.total
         if self._view:
-            return self.launch.program.grid(self.launch.group.rank, self.epoch)[: starts[-1]]
-        shape = (starts[-1], problem.n)
+            return self.launch.program.rows(self.epoch, total)
+        shape = (total, problem.n)
         if self._out is not None and self._out.shape == shape:
             return self._out
         if self._out is not None:
@@ -303,7 +303,7 @@ class Call:
     def _finished(self) -> torch.Tensor:
         # A schedule that delivers nothing still owes a result of the right shape: world 1 of an
         # empty product, for example.
-        result = self._result if self._result is not None else self._sized_result()
+        result = self._result if self._result is not None else self.result()
         if self._late is not None:
             raise self._late
         return result

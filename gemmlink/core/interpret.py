@@ -6,13 +6,14 @@ Nothing here knows an epilogue by name: what is executed is what the schedule sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from gemmlink.core.flatten import Placed, flatten
+from gemmlink.core.gather import last_of_together
 from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend, Lane, Window
@@ -52,8 +53,10 @@ class CallState(Protocol):
     m: int
     #: The region that the next stores copy, ``(rows, n)``.
     value: torch.Tensor
+    #: What is copied out together, by source; see ``core.gather``.
+    blocks: dict[int, torch.Tensor]
     #: First row of each source's block among the rows of a set of slots.
-    firsts: list[int]
+    firsts: Sequence[int]
 
     def wait_longer(self, word: Word, offset: int, at_least: int) -> None:
         """Go on waiting for a word that did not come within ``SLICE_S``, to the call's limit."""
@@ -66,6 +69,9 @@ class CallState(Protocol):
 
     def local(self) -> torch.Tensor:
         """The private buffer for the own product, ``(M, n)``."""
+
+    def result(self) -> torch.Tensor:
+        """The whole result; sizes it first."""
 
     def result_rows(self, source: int, first: int, last: int) -> torch.Tensor:
         """Rows ``first`` to ``last`` of what belongs to ``source`` in the result."""
@@ -104,7 +110,9 @@ class HostProgram:
             for program in schedule.programs
             if program.lane is not None
         }
-        self.steps = self._bind(flatten(schedule))
+        placed = flatten(schedule)
+        self._last_of_together = last_of_together(placed, schedule.plan, problem)
+        self.steps = self._bind(placed)
 
     def run(self, call: CallState) -> None:
         """Execute every action for ``call``."""
@@ -133,6 +141,12 @@ class HostProgram:
             with torch.inference_mode(False):
                 self._grids[key] = raw.view(problem.out_dtype).view(shape)
         return self._grids[key]
+
+    def rows(self, epoch: int, count: int) -> torch.Tensor:
+        """The first ``count`` rows of the own slots of call ``epoch``: a new view each time."""
+        grid = self.grid(self._plan.rank, epoch)
+        # Either shares the counter of writes with the grid; the former costs a third of the latter.
+        return grid.detach() if count == grid.shape[0] else grid[:count]
 
     def _place(self, owner: int, region: Region) -> Callable[[CallState], Place]:
         """What finds ``region`` in ``owner``'s window, and remembers: making a view costs more."""
@@ -293,6 +307,8 @@ class HostProgram:
                 raise InvalidArgument("a view shows the own window", f"'{action}'")
             return lambda call: None
         source = region.source
+        if self._last_of_together is not None:
+            return self._deliver_together(find, source, action == self._last_of_together)
 
         def step(call: CallState) -> None:
             first, last, place = find(call)
@@ -300,6 +316,17 @@ class HostProgram:
             if last > first:
                 target.copy_(place)
 
+        return step
+
+    def _deliver_together(
+        self, find: Callable[[CallState], Place], source: int, last: bool
+    ) -> Callable[[CallState], None]:
+        def step(call: CallState) -> None:
+            call.blocks[source] = find(call)[2]
+            if last:
+                torch.cat([call.blocks[rank] for rank in ranks], out=call.result())
+
+        ranks = range(self._plan.world)
         return step
 
     def _collective(self, action: Collective) -> Callable[[CallState], None]:

@@ -92,6 +92,7 @@ class Launch:
         self.cleared_at: int | None = None
         self._generation = 0
         self._poison: str | None = None
+        self._watches = schedule.plan.view and not schedule.plan.send_complete
         self._view_version: int | None = None
         self._busy = threading.Lock()
 
@@ -118,7 +119,7 @@ class Launch:
         The call is used up on every rank whether it succeeds or not. With ``check_first`` all ranks
         compare their arguments before any data moves.
         """
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise Overlap(f"one call of {self.operation} at a time", "a call from another thread")
         try:
             aborts = self.refuse_if_unusable()
@@ -279,8 +280,7 @@ class Launch:
     # Views are for reading: peers may still be reading what is under them, too.
 
     def _remember_view(self, result: torch.Tensor) -> None:
-        plan = self.schedule.plan
-        watch = plan.view and not plan.send_complete and not result.is_inference()
+        watch = self._watches and not result.is_inference()
         self._view_version = result._version if watch else None
 
     def _written_view(self) -> InvalidArgument | None:

@@ -322,9 +322,11 @@ class HostProgram:
         self, find: Callable[[CallState], Place], source: int, last: bool
     ) -> Callable[[CallState], None]:
         def step(call: CallState) -> None:
+            # Sized before the next wait: a rank that finds its M too large then sends nothing.
+            result = call.result()
             call.blocks[source] = find(call)[2]
             if last:
-                torch.cat([call.blocks[rank] for rank in ranks], out=call.result())
+                torch.cat([call.blocks[rank] for rank in ranks], out=result)
 
         ranks = range(self._plan.world)
         return step

@@ -28,11 +28,14 @@ class Eager:
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = a @ b.T``; see ``contracts.Backend``."""
-        if a.shape[1] == 0:
+        dtype = a.dtype
+        if dtype == torch.float32:  # first: it is the way of small calls, and serves empty ones too
+            torch.mm(a, b.T, out=out)
+        elif a.shape[1] == 0:
             out.zero_()
         elif not out.numel():
             return
-        elif a.dtype == torch.float32 or (a.dtype == out.dtype and processor.multiplies(a.dtype)):
+        elif dtype == out.dtype and processor.multiplies(dtype):
             torch.mm(a, b.T, out=out)
         else:
             widened.multiply(a, b, out)

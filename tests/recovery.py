@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import gemmlink
 from gemmlink.core import call as call_module
+from gemmlink.core.entry import Entry
 from gemmlink.core.interpret import CallState
 from gemmlink.groups import TorchGroup
 from gemmlink.spec.contracts import Lane, Words
@@ -138,7 +139,9 @@ def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[Non
     launch = op.launch
     if kind == "word":
         assert launch.words is not None
-        with mock.patch.object(launch, "words", _Trap(launch.words, index, deed)):
+        trap = _Trap(launch.words, index, deed)
+        entry = Entry(trap, launch.layout, op.group.rank, launch.schedule.plan.peers)
+        with mock.patch.object(launch, "words", trap), mock.patch.object(launch, "entry", entry):
             yield
         return
     if kind in ("copy", "copied"):

@@ -13,6 +13,9 @@ caller keeps the mapping under it alive. A misplaced address is a ValueError, a 
   running out of budget is not an error here. Other threads run meanwhile, and so do signal
   handlers, hence Ctrl-C. Zero or less means one load.
 
+With the extension, `bound` makes functions of these three for addresses that are given once: see
+`Bound`. Elsewhere it is None.
+
 No operation adds, swaps or compares, and none orders a store before a later load.
 
 The waiting rule: spin for 100 us, giving the processor away between looks from 5 us on, and then
@@ -59,13 +62,26 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
+class Bound:
+    """Makers of functions that do the operations at addresses given once.
+
+    ``keep`` is an object that keeps the memory there mapped; it lives as long as the function.
+    """
+
+    reader: Callable[[tuple[int, ...], object], Callable[[], tuple[int, ...]]]
+    setter: Callable[[tuple[tuple[int, ...], ...], object], Callable[..., None]]
+    waiter: Callable[[int, int, object], Callable[[int], int]]
+
+
+@dataclass(frozen=True)
 class Atomics:
-    """One implementation of the three operations."""
+    """One implementation of the three operations; ``bound`` where it saves something."""
 
     name: str
     load: Callable[[int], int]
     store: Callable[[int, int], None]
     wait: Callable[[int, int, int], int]
+    bound: Bound | None = None
 
 
 def select(name: str) -> Atomics:
@@ -98,7 +114,8 @@ _ABSENT = (ImportError, OSError, AttributeError)
 def _extension() -> Atomics:
     from gemmlink.transport import _atomics
 
-    return Atomics("extension", _atomics.load, _atomics.store, _atomics.wait)
+    bound = Bound(_atomics.reader, _atomics.setter, _atomics.waiter)
+    return Atomics("extension", _atomics.load, _atomics.store, _atomics.wait, bound)
 
 
 def _libatomic() -> Atomics:
@@ -219,3 +236,4 @@ IMPLEMENTATION = _chosen.name
 load = _chosen.load
 store = _chosen.store
 wait = _chosen.wait
+bound = _chosen.bound

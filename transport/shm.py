@@ -13,7 +13,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -248,6 +248,27 @@ class ShmWords:
     def wait(self, offset: int, at_least: int, timeout_s: float) -> int:
         """Bounded wait that yields the processor."""
         return atomics.wait(self._own + offset, at_least, int(timeout_s * 1e9))
+
+    # Optional: see contracts.BoundWords. None where only the extension could do it faster.
+
+    def reader(self, *offsets: int) -> Callable[[], tuple[int, ...]] | None:
+        """Acquire loads."""
+        if atomics.bound is None:
+            return None
+        return atomics.bound.reader(tuple(self._own + at for at in offsets), self._mapped)
+
+    def setter(self, *groups: tuple[tuple[int, int], ...]) -> Callable[..., None] | None:
+        """Release stores."""
+        if atomics.bound is None:
+            return None
+        addresses = tuple(tuple(self._bases[peer] + at for peer, at in group) for group in groups)
+        return atomics.bound.setter(addresses, self._mapped)
+
+    def waiter(self, offset: int, timeout_s: float) -> Callable[[int], int] | None:
+        """Bounded wait; it takes no clock and keeps the interpreter when the word is there."""
+        if atomics.bound is None:
+            return None
+        return atomics.bound.waiter(self._own + offset, int(timeout_s * 1e9), self._mapped)
 
 
 def _place() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 import torch
 
 from gemmlink.conformance.clauses import LIMIT_S, Desk, RankContract, clause, require, span
+from gemmlink.core.words import reader, setter, waiter
 from gemmlink.spec.contracts import Words
 
 #: Each writer has lines of its own, as in every window of the core.
@@ -147,6 +148,27 @@ class WordsContract(RankContract):
         words.wait(0, 1, 1.5)
         used, took = time.process_time() - used, time.monotonic() - started
         require(used < took / 10, f"a wait of {took:.2f} s used {used:.2f} s of a core")
+        desk.meet()
+
+    @clause
+    def test_bound_words_do_what_the_methods_do(self, desk: Desk) -> None:
+        """Words offered bound to their places (``BoundWords``) do what the three methods do."""
+        words = desk.window(_DATA).words
+        everyone, own = range(desk.world), _LINE * desk.rank
+        write = setter(words, *(tuple((peer, at) for peer in everyone) for at in (own, own + 8)))
+        read = reader(words, *(_LINE * source + at for source in everyone for at in (8, 0)))
+        for turn in (-7, 1 << 40):
+            write(turn + desk.rank, turn - desk.rank)
+            desk.meet()
+            found = read()
+            want = tuple(turn + sign * source for source in everyone for sign in (-1, 1))
+            require(found == want, f"the words are {found}, not {want}")
+            desk.meet()
+        if getattr(words, "waiter", None) is not None:
+            wait = waiter(words, own, 0.05)
+            found = wait(0), wait(1 << 41)
+            want = (1 << 40) + desk.rank, (1 << 40) + desk.rank
+            require(found == want, f"two waits, one of them in vain, returned {found}, not {want}")
         desk.meet()
 
 

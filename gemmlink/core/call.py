@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from gemmlink.core.collectives import COLLECTIVES
-from gemmlink.core.tickets import Ticket, fingerprint
+from gemmlink.core.placing import packed
+from gemmlink.core.tickets import Ticket
+from gemmlink.core.words import SLICE_S
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout, Poisoned
 from gemmlink.spec.contracts import Lane
 from gemmlink.spec.schedule import Word
-from gemmlink.spec.window import WORD
 
 if TYPE_CHECKING:
     from gemmlink.core.launch import Launch
-
-#: How long a word is awaited before the first look for a reason, in seconds.
-_SLICE_S = 0.05
 
 #: What an ``abort`` word says about its epoch: that rank refused the call, failed in it, or heard
 #: in it of a failure in an earlier one.
@@ -62,18 +60,19 @@ class Call:
         self.m = 0
         self.ticket = ticket
         self._out = out
-        self._rows: list[int] | None = None
+        self._rows: tuple[int, ...] | None = None
         if rows is not None:
-            self._rows = list(rows)
-            ticket.fields = {**ticket.fields, "rows": tuple(rows)}
-        self._fingerprint = fingerprint(ticket.fields)
+            self._rows = tuple(rows)
+            ticket.fields = {**ticket.fields, "rows": self._rows}
+        self._fingerprint = launch.fingerprint(ticket.fields)
         self._result: torch.Tensor | None = None
         self._late: InvalidArgument | None = None
         #: First row of each rank's block in the result.
-        self.starts: list[int] = []
+        self.starts: Sequence[int] = ()
         self._view = launch.schedule.plan.view
         #: First rows of all blocks among the rows of a set of slots.
-        self.firsts: list[int] = []
+        self.firsts: Sequence[int] = ()
+        self.blocks: dict[int, torch.Tensor] = {}
         self._local: torch.Tensor | None = None
         self.band = a
         self._header_sent = False
@@ -100,14 +99,14 @@ class Call:
 
     # What the interpreter asks for (see interpret.CallState).
 
-    def wait(self, word: Word, offset: int, at_least: int) -> None:
-        """Wait for a word; raise as soon as it is known that it will not come."""
+    def wait_longer(self, word: Word, offset: int, at_least: int) -> None:
+        """Wait for a late word; raise as soon as it is known that it will not come."""
         words = self.launch.words
         assert words is not None, f"waiting for {word} without a window"
-        seen = words.wait(offset, at_least, _SLICE_S)
+        seen = at_least - 1
         while seen < at_least:
             self._stalled(str(word), word.source, offset, at_least)
-            seen = words.wait(offset, at_least, _SLICE_S)
+            seen = words.wait(offset, at_least, SLICE_S)
 
     def drain(self, lane: Lane) -> None:
         """Wait until a lane has drained; raise if it does not within the limit of the call."""
@@ -130,8 +129,9 @@ class Call:
 
     def result(self) -> torch.Tensor:
         """The result; the first time, it is sized from every rank's M."""
-        result = self._result
-        return result if result is not None else self._sized_result()
+        if self._result is None:
+            self._result = self._make_result()
+        return self._result
 
     def collective(self, name: str) -> None:
         """Let the communication library move the private buffers into the result."""
@@ -144,7 +144,7 @@ class Call:
         self.band = torch.empty(rows, self.launch.problem.n, dtype=self.launch.problem.out_dtype)
         return self.band
 
-    def known_rows(self) -> list[int]:
+    def known_rows(self) -> tuple[int, ...]:
         """Every rank's M, without a window: the ranks tell each other."""
         self._exchange_header()
         assert self._rows is not None, "rows before they were exchanged"
@@ -185,32 +185,29 @@ class Call:
     # Entering a call.
 
     def _enter(self) -> None:
-        launch, words = self.launch, self.launch.words
-        assert words is not None, "entering without a window"
+        launch = self.launch
+        assert launch.entry is not None, "entering without a window"
         # The record of call n-2 is overwritten: nobody may still read it. After a call that was
         # completed this holds already; a refused one is left without waiting for anybody.
-        epoch, set_word = self.epoch, words.set
-        for word, offset in launch.entries:
-            if words.read(offset) < epoch - 1:
-                self.wait(word, offset, epoch - 1)
-        base, enter = launch.layout.record(launch.group.rank, epoch), launch.own_entry
-        for peer in launch.schedule.plan.peers:
-            set_word(peer, base, epoch)
-            set_word(peer, base + WORD, self.m)
-            set_word(peer, base + 2 * WORD, self._fingerprint)
-            set_word(peer, enter, epoch)
+        entry, epoch = launch.entry, self.epoch
+        for peer in entry.waits:
+            self._await_entry(peer, epoch - 1)
+        entry.say(epoch, self.m, self._fingerprint)
 
-    def _slot_rows(self) -> list[int]:
+    def _await_entry(self, peer: int, epoch: int) -> None:
+        entry = self.launch.entry
+        assert entry is not None, "an entry without a window"
+        if entry.waits[peer](epoch) < epoch:
+            self.wait_longer(Word("enter", peer), entry.offset(peer), epoch)
+
+    def _slot_rows(self) -> Sequence[int]:
         """First rows of all blocks: a slot apart, or packed where the result is a view of them."""
-        world = self.launch.group.world
+        launch = self.launch
         if not self._view:
-            return self.launch.firsts
-        rows = (
-            self._rows
-            if self._rows is not None
-            else [min(self.m, self.launch.problem.capacity)] * world
-        )
-        return [sum(rows[:rank]) for rank in range(world)]
+            return launch.firsts
+        if self._rows is not None:
+            return packed(self._rows).starts
+        return packed((min(self.m, launch.problem.capacity),) * launch.group.world).starts
 
     def _exchange_arguments(self) -> None:
         if self.launch.words is not None:
@@ -223,18 +220,16 @@ class Call:
         rows = [self.m] * self.launch.group.world
         for peer in self.launch.schedule.plan.peers:
             rows[peer] = self._read_record(peer)
-        self._take_rows(rows)
+        self._take_rows(tuple(rows))
 
     def _read_record(self, peer: int) -> int:
         """M of ``peer``, once it has entered; raise if its other arguments differ from the own."""
-        launch, words = self.launch, self.launch.words
-        assert words is not None, "records without a window"
-        enter = launch.enter_of[peer]
-        if words.read(enter) < self.epoch:
-            self.wait(Word("enter", peer), enter, self.epoch)
-        base = launch.layout.record(peer, self.epoch)
-        epoch, rows = words.read(base), words.read(base + WORD)
-        other = words.read(base + 2 * WORD)
+        entry = self.launch.entry
+        assert entry is not None, "records without a window"
+        entered, epoch, rows, other = entry.read(peer, self.epoch)
+        if entered < self.epoch:
+            self._await_entry(peer, self.epoch)
+            _, epoch, rows, other = entry.read(peer, self.epoch)
         if epoch != self.epoch:  # the peer has given this call up and made others since
             raise self.ticket.refusal(peer)
         if other != self._fingerprint:
@@ -263,36 +258,33 @@ class Call:
                 raise self.ticket.refusal(peer)
             if other != self._fingerprint:
                 raise self.ticket.mismatch(peer)
-        self._take_rows([int(header[0]) for header in headers])
+        self._take_rows(tuple(int(header[0]) for header in headers))
 
-    def _take_rows(self, rows: list[int]) -> None:
+    def _take_rows(self, rows: tuple[int, ...]) -> None:
         if self._rows is not None and self._rows != rows:
             raise InvalidArgument(
-                "rows must hold every rank's M", f"rows={self._rows} where the ranks have {rows}"
+                "rows must hold every rank's M",
+                f"rows={list(self._rows)} where the ranks have {list(rows)}",
             )
-        if max(rows) > self.launch.problem.capacity:
-            raise Outgrown(max(rows))
-        if not self.launch.ragged and min(rows) < max(rows):
+        placing = packed(rows)
+        if placing.longest > self.launch.problem.capacity:
+            raise Outgrown(placing.longest)
+        if not self.launch.ragged and not placing.even:
             raise InvalidArgument(
                 f"M must be equal on all ranks of {self.launch.operation}",
-                f"the ranks' M are {rows}",
+                f"the ranks' M are {list(rows)}",
                 "The ranks' products are added: give every rank an a of the same shape.",
             )
         # Also where the own blocks lie right: those of a rank with another M do not.
-        if self._view and self._rows is None and min(rows) < max(rows):
+        if self._view and self._rows is None and not placing.even:
             raise InvalidArgument(
                 "a view of the window needs M equal on all ranks, or rows=",
-                f"the ranks' M are {rows}",
+                f"the ranks' M are {list(rows)}",
                 "Pass every rank's M as rows=, or use result='copy'.",
             )
         self._rows = rows
 
     # The result.
-
-    def _sized_result(self) -> torch.Tensor:
-        if self._result is None:
-            self._result = self._make_result()
-        return self._result
 
     def _make_result(self) -> torch.Tensor:
         launch = self.launch
@@ -302,12 +294,10 @@ class Call:
             self._exchange_header()
         rows = self._rows
         assert rows is not None, "rows before they were exchanged"
-        self.starts = starts = [0]
-        for count in rows:
-            starts.append(starts[-1] + count)
+        self.starts = packed(rows).starts
         shape = launch.result_shape(rows)
         if self._view:
-            return launch.view_grid(self.epoch)[: shape[0]]
+            return launch.view_rows(self.epoch, shape[0])
         if self._out is not None and self._out.shape == shape:
             return self._out
         if self._out is not None:
@@ -321,7 +311,7 @@ class Call:
     def _finished(self) -> torch.Tensor:
         # A schedule that delivers nothing still owes a result of the right shape: world 1 of an
         # empty product, for example.
-        result = self._result if self._result is not None else self._sized_result()
+        result = self._result if self._result is not None else self.result()
         if self._late is not None:
             raise self._late
         return result

@@ -28,7 +28,7 @@ def all_gather(call: Call) -> None:
         bands = [band_rows(call.m, world, band) for band in range(world)]
         block, counts = call.band, [last - first for first, last in bands]
     else:
-        block, counts = call.local(), rows
+        block, counts = call.local(), list(rows)
     if phase.wire is not None:
         encoded = torch.zeros(len(block), wire.row_bytes(block.shape[1]), dtype=torch.uint8)
         wire.encode(block, encoded)

@@ -6,7 +6,7 @@ Nothing here knows an epilogue by name: what is executed is what the schedule sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,9 +15,11 @@ import torch
 from gemmlink.core import wire
 from gemmlink.core.collectives import COLLECTIVES
 from gemmlink.core.flatten import Placed, flatten
+from gemmlink.core.gather import last_of_together
 from gemmlink.core.memory import Memory, Place, Rows
 from gemmlink.core.products import Product, group
 from gemmlink.core.sums import ordered_sum
+from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend, Lane
 from gemmlink.spec.schedule import (
@@ -44,11 +46,13 @@ class CallState(Rows, Protocol):
     b: torch.Tensor
     #: The region that the next stores copy, ``(rows, width)``.
     value: torch.Tensor
+    #: What is copied out together, by source; see ``core.gather``.
+    blocks: dict[int, torch.Tensor]
     #: First row of each source's block in the result; there once the result is.
-    starts: list[int]
+    starts: Sequence[int]
 
-    def wait(self, word: Word, offset: int, at_least: int) -> None:
-        """Wait for a word of the own window, within the limit of the call."""
+    def wait_longer(self, word: Word, offset: int, at_least: int) -> None:
+        """Go on waiting for a word that did not come within ``SLICE_S``, to the call's limit."""
 
     def drain(self, lane: Lane) -> None:
         """Wait until a lane has drained, within the limit of the call."""
@@ -87,7 +91,12 @@ class HostProgram:
             for program in schedule.programs
             if program.lane is not None
         }
-        self.steps = self._bind(flatten(schedule), merge)
+        placed = flatten(schedule)
+        encoded = memory.phases[-1].wire is not None
+        self._last_of_together = (
+            None if encoded else last_of_together(placed, schedule.plan, memory.problem)
+        )
+        self.steps = self._bind(placed, merge)
 
     def run(self, call: CallState) -> None:
         """Execute every action for ``call``."""
@@ -208,9 +217,9 @@ class HostProgram:
         return step
 
     def _set(self, action: Set) -> Callable[[CallState], None]:
-        words, at, lag = self.memory.window().words, action.at, action.lag
-        offset = self.memory.layout.word(action.word)
-        return lambda call: words.set(at, offset, call.epoch - lag)
+        lag, place = action.lag, (action.at, self.memory.layout.word(action.word))
+        write = setter(self.memory.window().words, (place,))
+        return lambda call: write(call.epoch - lag)
 
     def _set_in_lane(self, action: Set, actor: str) -> Callable[[CallState], None]:
         lane, lag = self.lanes[actor], action.lag
@@ -230,13 +239,13 @@ class HostProgram:
         return step
 
     def _wait(self, action: Wait) -> Callable[[CallState], None]:
-        read = self.memory.window().words.read
         word, lag, offset = action.word, action.lag, self.memory.layout.word(action.word)
+        wait = waiter(self.memory.window().words, offset, SLICE_S)
 
         def step(call: CallState) -> None:
             wanted = call.epoch - lag
-            if read(offset) < wanted:
-                call.wait(word, offset, wanted)
+            if wait(wanted) < wanted:
+                call.wait_longer(word, offset, wanted)
 
         return step
 
@@ -247,6 +256,8 @@ class HostProgram:
             if window != rank or action.area != "inbox":
                 raise InvalidArgument("a view shows the own window's inbox", f"'{action}'")
             return lambda call: None
+        if self._last_of_together is not None:
+            return self._deliver_together(find, region.source, action == self._last_of_together)
         places, encoded = self.memory.places[region.phase], self._phases[region.phase].wire
 
         def step(call: CallState) -> None:
@@ -260,6 +271,18 @@ class HostProgram:
                     target.copy_(place)
                 else:
                     wire.decode(place, target)
+
+        return step
+
+    def _deliver_together(
+        self, find: Callable[[CallState], Place], source: int, last: bool
+    ) -> Callable[[CallState], None]:
+        ranks = range(self._plan.world)
+
+        def step(call: CallState) -> None:
+            call.blocks[source] = find(call)[2]
+            if last:
+                torch.cat([call.blocks[rank] for rank in ranks], out=call.result())
 
         return step
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gemmlink.core.call import FAILED, POISONED, REFUSED, Call, Outgrown
 from gemmlink.core.compose import Composition
+from gemmlink.core.entry import Entry
 from gemmlink.core.interpret import HostProgram
 from gemmlink.core.library import Gloo
 from gemmlink.core.reset import reset
-from gemmlink.core.tickets import Ticket
+from gemmlink.core.tickets import Ticket, fingerprint
+from gemmlink.core.words import reader
 from gemmlink.errors import (
     GemmlinkError,
     InvalidArgument,
@@ -32,13 +34,16 @@ from gemmlink.spec.contracts import Group, Session, Window
 from gemmlink.spec.operations import Operation
 from gemmlink.spec.places import result_shape
 from gemmlink.spec.problem import Problem
-from gemmlink.spec.schedule import Area, Schedule, Word
+from gemmlink.spec.schedule import Area, Schedule
 from gemmlink.spec.window import WindowLayout
 
 #: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
 _CODES = 16
 _RANKS = 1 << 16
 
+
+#: Shapes of results that are remembered: calls of few sizes have few.
+_SHAPES = 64
 
 #: How long the lanes of a call that ended badly may take to come to rest, in seconds.
 _QUIESCE_S = 5.0
@@ -86,28 +91,36 @@ class Launch:
         self.ragged = operation.ragged
         self.deterministic = bool(request["deterministic"])
         self._shapes = operation
+        self._known_shapes: dict[tuple[int, ...], tuple[int, int]] = {}
         self.epoch = 0
         self.closed = False
         self._channel = channel
         self._fields = {**request, "capacity": problem.capacity}
         self._session = session
-        # Where the peers say that they have entered, and where this rank says it at each of them.
-        self.enter_of = [layout.single("enter", peer) for peer in range(group.world)]
-        self.entries = [(Word("enter", peer), self.enter_of[peer]) for peer in schedule.plan.peers]
+        self._fingerprint = fingerprint(self._fields)
         #: First rows of the blocks where each has a slot of its own.
         self.firsts = [peer * problem.capacity for peer in range(group.world)]
-        self.own_entry = layout.single("enter", group.rank)
-        self._aborts = [layout.single("abort", peer) for peer in range(group.world)]
+        self.entry: Entry | None = None
+        self._read_aborts: Callable[[], tuple[int, ...]] = tuple
+        if self.words is not None:
+            self.entry = Entry(self.words, layout, group.rank, schedule.plan.peers)
+            aborts = [layout.single("abort", peer) for peer in range(group.world)]
+            self._read_aborts = reader(self.words, *aborts)
         #: Where a reset that has begun and not ended will go on from, once that is agreed.
         self.cleared_at: int | None = None
         self._generation = 0
         self._poison: str | None = None
+        self._watches = schedule.plan.view and not schedule.plan.send_complete
         self._view_version: int | None = None
         self._busy = threading.Lock()
 
     def ticket(self) -> Ticket:
         """A ticket for the next call on this operation's own channel."""
         return Ticket(self.group, self._channel, self.epoch + 1, self._fields)
+
+    def fingerprint(self, fields: Mapping[str, Any]) -> int:
+        """``tickets.fingerprint``, computed once for the fields of this operation's own tickets."""
+        return self._fingerprint if fields is self._fields else fingerprint(fields)
 
     def call(
         self,
@@ -124,7 +137,7 @@ class Launch:
         The call is used up on every rank whether it succeeds or not. With ``check_first`` all ranks
         compare their arguments before any data moves.
         """
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise Overlap(f"one call of {self.operation} at a time", "a call from another thread")
         try:
             aborts = self.refuse_if_unusable()
@@ -215,17 +228,30 @@ class Launch:
         if self._session is not None:
             self._session.close()
         self.program.release()
-        self.window = self.words = None
+        self.window = self.words = self.entry = None
+        self._read_aborts = tuple
 
-    def result_shape(self, rows: Sequence[int]) -> tuple[int, int]:
+    def result_shape(self, rows: tuple[int, ...]) -> tuple[int, int]:
         """Shape of this rank's result when ``rows[r]`` is rank r's M."""
-        return result_shape(self._shapes, self.group.rank, self.group.world, rows)
+        shape = self._known_shapes.get(rows)
+        if shape is None:
+            if len(self._known_shapes) >= _SHAPES:
+                self._known_shapes.clear()
+            shape = result_shape(self._shapes, self.group.rank, self.group.world, rows)
+            self._known_shapes[rows] = shape
+        return shape
 
     def view_grid(self, epoch: int) -> torch.Tensor:
         """The rows of the own window that a result which is a view begins with."""
         last = len(self.phases) - 1
         area: Area = "sum" if self.phases[last].sums else "inbox"
         return self.program.memory.grid(self.group.rank, last, area, epoch)
+
+    def view_rows(self, epoch: int, count: int) -> torch.Tensor:
+        """The first ``count`` of these rows: a new view each time."""
+        grid = self.view_grid(epoch)
+        # Either shares the counter of writes with the grid; the former costs a third of the latter.
+        return grid.detach() if count == grid.shape[0] else grid[:count]
 
     def abort_of(self, peer: int) -> tuple[int, int, int]:
         """The last call that ``peer`` refused or failed in, as epoch, code and culprit.
@@ -240,7 +266,7 @@ class Launch:
 
     def has_aborts(self) -> bool:
         """Whether any rank has ever refused or failed; a quick look before the thorough one."""
-        return self.words is not None and any(map(self.words.read, self._aborts))
+        return any(self._read_aborts())
 
     def _learn_of_failures(self) -> None:
         for peer in range(self.group.world):
@@ -294,8 +320,7 @@ class Launch:
     # Views are for reading: peers may still be reading what is under them, too.
 
     def _remember_view(self, result: torch.Tensor) -> None:
-        plan = self.schedule.plan
-        watch = plan.view and not plan.send_complete and not result.is_inference()
+        watch = self._watches and not result.is_inference()
         self._view_version = result._version if watch else None
 
     def _written_view(self) -> InvalidArgument | None:

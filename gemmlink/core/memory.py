@@ -6,7 +6,7 @@ than using it, so whoever looks for a region gets a function that remembers what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -45,7 +45,7 @@ class Rows(Protocol):
     #: Rows of the own ``a``.
     m: int
     #: First row of each source's block, in an inbox that takes whole blocks.
-    firsts: list[int]
+    firsts: Sequence[int]
 
     def rows_of(self, source: int) -> int:
         """M of ``source`` in this call."""

@@ -115,6 +115,28 @@ class Words(Protocol):
 
 
 @runtime_checkable
+class BoundWords(Protocol):
+    """What ``Words`` may offer on top: the same three operations, bound to their places once.
+
+    Optional, each method by itself: the core looks for them at set-up and does without what is
+    absent or returns None. What is returned does exactly what the methods of ``Words`` do, with the
+    same order of memory, and keeps the memory under its words alive.
+    """
+
+    def reader(self, *offsets: int) -> Callable[[], tuple[int, ...]] | None:
+        """What reads the own words at ``offsets``, the first of them first."""
+
+    def setter(self, *groups: tuple[tuple[int, int], ...]) -> Callable[..., None] | None:
+        """What takes one value a group and writes it to the group's words, (peer, offset) each.
+
+        Groups and the words in them are written in the order given.
+        """
+
+    def waiter(self, offset: int, timeout_s: float) -> Callable[[int], int] | None:
+        """What waits for ``at_least`` at the own word at ``offset``, at most ``timeout_s``."""
+
+
+@runtime_checkable
 class Lane(Protocol):
     """An ordered queue of copies from the own window to one peer's window, run by a copy engine.
 

@@ -190,6 +190,20 @@ class NarrowWords(_BrokenWords):
         words.set = set_word
 
 
+class ForgetfulSetter(_BrokenWords):
+    """Bound to several places, it writes to the first."""
+
+    def words(self, words: Any, real: Any, window: Any) -> None:
+        def setter(*groups: tuple[tuple[int, int], ...]) -> Any:
+            def write(*values: int) -> None:
+                for places, value in zip(groups, values, strict=True):
+                    real.set(*places[0], value)
+
+            return write
+
+        words.setter = setter
+
+
 class HastyLane(_Broken):
     """A lane that sets words at once, ahead of its copies."""
 

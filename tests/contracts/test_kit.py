@@ -56,6 +56,7 @@ TRANSPORTS: list[tuple[type[RankContract], str, set[str]]] = [
     (WordsContract, "EndlessWait", {"a_wait_is_bounded"}),
     (WordsContract, "BusyWait", {"a_long_wait_costs_little"}),
     (WordsContract, "NarrowWords", {"a_word_is_a_signed_64_bit_number"}),
+    (WordsContract, "ForgetfulSetter", {"bound_words_do_what_the_methods_do"}),
     (LaneContract, "HastyLane", {"a_copy_is_there_when_it_is_announced"}),
     (LaneContract, "NewLanes", {"a_lane_is_the_same_object_each_time"}),
     (LaneContract, "Killer", {"an_empty_lane_has_drained"}),

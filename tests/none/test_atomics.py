@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ import pytest
 
 from gemmlink.errors import Unavailable
 from gemmlink.transport import atomics
-from gemmlink.transport.atomics import Atomics
+from gemmlink.transport.atomics import Atomics, Bound
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("extension", "libatomic", "x86-plain")
@@ -54,7 +55,8 @@ def _load_extension(path: str) -> Atomics:
     assert spec.loader is not None, f"{path} has no loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Atomics("extension", module.load, module.store, module.wait)
+    bound = Bound(module.reader, module.setter, module.waiter)
+    return Atomics("extension", module.load, module.store, module.wait, bound)
 
 
 def _build_extension(folder: Path) -> str:
@@ -83,6 +85,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def ops(case: Case) -> Atomics:
     return case.atomics()
+
+
+@pytest.fixture
+def bound(ops: Atomics) -> Bound:
+    if ops.bound is None:
+        pytest.skip(f"{ops.name} binds nothing")
+    return ops.bound
 
 
 @pytest.fixture
@@ -359,3 +368,84 @@ def test_what_was_written_before_a_store_is_seen_after_the_wait(
     finally:
         writer.kill()
         writer.join()
+
+
+# Bound to addresses
+
+
+def test_the_extension_binds(ops: Atomics) -> None:
+    assert (ops.bound is not None) == (ops.name == "extension")
+
+
+def test_a_reader_reads_its_words_in_order(ops: Atomics, bound: Bound, word: int) -> None:
+    ops.store(word, -5)
+    ops.store(word + 16, (1 << 63) - 1)
+    read = bound.reader((word + 16, word, word + 8), None)
+    assert read() == ((1 << 63) - 1, -5, 0)
+    ops.store(word, 7)
+    assert read() == ((1 << 63) - 1, 7, 0), "the value of the first call came again"
+    assert bound.reader((), None)() == ()
+
+
+def test_a_setter_writes_each_value_to_its_group(ops: Atomics, bound: Bound, word: int) -> None:
+    write = bound.setter(((word, word + 24), (), (word + 8,)), None)
+    write(1, 2, -(1 << 63))
+    assert [ops.load(word + at) for at in (0, 8, 16, 24)] == [1, -(1 << 63), 0, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_setter_wants_a_value_for_each_group(bound: Bound, word: int, count: int) -> None:
+    write = bound.setter(((word,), (word + 8,)), None)
+    with pytest.raises(TypeError, match=f"takes 2 arguments: got {count}"):
+        write(*range(count))
+
+
+def test_a_setter_refuses_what_a_word_cannot_hold(ops: Atomics, bound: Bound, word: int) -> None:
+    with pytest.raises(OverflowError):
+        bound.setter(((word,), (word + 8,)), None)(1, 1 << 63)
+    assert ops.load(word + 8) == 0
+
+
+@pytest.mark.parametrize("offset", [1, 4, 7])
+def test_bad_addresses_are_refused_when_binding(bound: Bound, word: int, offset: int) -> None:
+    for make in (
+        lambda: bound.reader((word, word + offset), None),
+        lambda: bound.setter(((word,), (word, word + offset)), None),
+        lambda: bound.waiter(word + offset, SECOND, None),
+    ):
+        with pytest.raises(ValueError, match="multiple of 8"):
+            make()
+
+
+def test_a_waiter_returns_what_it_saw(ops: Atomics, bound: Bound, word: int) -> None:
+    wait = bound.waiter(word, 20 * MS, None)
+    ops.store(word, 3)
+    assert (wait(3), wait(-1)) == (3, 3)
+    began = time.monotonic_ns()
+    assert wait(4) == 3
+    assert 20 * MS <= time.monotonic_ns() - began < SECOND, "the budget did not count"
+
+
+def test_a_waiter_lets_other_threads_run(ops: Atomics, bound: Bound, word: int) -> None:
+    timer = threading.Timer(0.05, ops.store, (word, 9))
+    timer.start()
+    assert bound.waiter(word, 20 * SECOND, None)(9) == 9
+    timer.join()
+
+
+def test_bound_functions_keep_the_memory_alive(bound: Bound, word: int) -> None:
+    class Memory:
+        pass
+
+    memory = Memory()
+    gone = weakref.ref(memory)
+    functions = [
+        bound.reader((word,), memory),
+        bound.setter(((word,),), memory),
+        bound.waiter(word, 0, memory),
+    ]
+    del memory
+    while functions:
+        assert gone() is not None, f"unmapped under {functions}"
+        functions.pop()
+    assert gone() is None, "kept for ever"

@@ -79,6 +79,29 @@ def test_exact_in_every_case(ranks: Ranks, mode: str, world: int) -> None:
     assert ranks(world).run(_every_case, mode, timeout_s=90) == [count] * world
 
 
+def _large_and_small(rank: int, mode: str) -> None:
+    """Blocks of a small result are copied together, those of a large one as they come."""
+    world = dist.get_world_size()
+    for n in (64, 4096):
+        with gemmlink.GemmAllGather(n, K, M, epilogue=mode) as op:
+            for call, rows in enumerate(([M] * world, [M, 0], [1] * world, [0] * world)):
+                b = b_of(call, n, K)
+                around = torch.full((sum(rows) + 2, n + 3), NAN)
+                out = around[1:-1, 2 : 2 + n]
+                got = op(a_of(rank, call, rows[rank], K), b, out=out)
+                assert got is out
+                assert_equal(out, gathered(call, rows, b), f"N {n}, rows {rows}")
+                beside = around.numel() - out.numel()
+                assert int(around.isnan().sum()) == beside, "wrote beside the result"
+                fresh = op(a_of(rank, call, rows[rank], K), b)
+                assert_equal(fresh, gathered(call, rows, b), f"N {n}, rows {rows}, no out")
+
+
+@pytest.mark.parametrize("mode", ["split-push", "split-pull", "split-lanes"])
+def test_blocks_come_to_their_places_in_a_strided_out(ranks: Ranks, mode: str) -> None:
+    ranks(2).run(_large_and_small, mode, timeout_s=60)
+
+
 # Views.
 
 

@@ -215,7 +215,7 @@ def test_o_56_a_restart_by_the_launcher() -> None:
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in sorted(done.stdout.splitlines()) if "attempt 2" in line]

@@ -13,7 +13,8 @@ Layer map; imports go downwards only:
 | ``core`` | composes the parts, runs calls |
 | ``transport``, ``epilogues``, ``backends`` | the three exchangeable parts |
 | ``quantize`` | fp8 operands, their scale layouts, their product |
-| ``plugins``, ``groups``, ``rendezvous``, ``settings`` | registry, ranks, agreement, variables |
+| ``plugins``, ``settings`` | registry, variables |
+| ``rendezvous``, ``groups``, ``lives`` | agreement, ranks, what of a store is theirs |
 | ``spec``, ``errors`` | contracts and data |
 
 Public names are loaded on first use, so that importing gemmlink costs nothing but this file.

@@ -7,7 +7,6 @@ collective: set-up cannot collide with the user's own collectives. ``SELF`` is w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gemmlink.errors import GemmlinkError, InvalidArgument, PeerLost, PeerTimeout
+from gemmlink.lives import Life
 from gemmlink.spec.contracts import Board, Group
 
 #: How often a wait for records looks for a reason to end, in seconds.
@@ -56,28 +56,6 @@ class SelfGroup:
 SELF = SelfGroup()
 
 
-class StoreBoard:
-    """Texts in a key-value store."""
-
-    def __init__(self, store: Any, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-
-    # A store that does not answer (its host has died) must not hide the error that is looked for.
-
-    def post(self, key: str, data: bytes) -> None:
-        """Leave ``data`` under ``key``."""
-        with contextlib.suppress(RuntimeError):
-            self._store.set(self._prefix + key, data)
-
-    def peek(self, key: str) -> bytes | None:
-        """The data under ``key``, or None."""
-        name = self._prefix + key
-        with contextlib.suppress(RuntimeError):
-            return bytes(self._store.get(name)) if self._store.check([name]) else None
-        return None
-
-
 class TorchGroup:
     """A ``torch.distributed`` process group, used through its store alone."""
 
@@ -85,13 +63,11 @@ class TorchGroup:
         self.rank: int = process_group.rank()
         self.world: int = process_group.size()
         self._group = weakref.ref(process_group)
-        #: The group's key-value store; keys of this library start with ``key_prefix``.
+        #: The group's key-value store; keys of this library start with ``gemmlink/``.
         self.store = _store_of(process_group)
-        # A store may outlive a group of the same name (re-initialisation, elastic restart): keys of
-        # an earlier life must never be read as new. Each rank counts its lives in the store.
-        life = self.store.add(f"gemmlink/life/{self.rank}", 1)
-        self.key_prefix = f"gemmlink/{life}/"
-        self.board: Board | None = StoreBoard(self.store, self.key_prefix + "board/")
+        # A store may outlive a group of the same name (re-initialisation, elastic restart).
+        self._life = Life(self.store, self.rank, self.world)
+        self.board: Board | None = self._life
         self._stale: str | None = None
 
     @property
@@ -102,6 +78,11 @@ class TorchGroup:
             raise InvalidArgument("the process group must still exist", "one that was destroyed")
         return group
 
+    @property
+    def key_prefix(self) -> str:
+        """How keys begin that the ranks share; there is none before the first exchange."""
+        return self._life.prefix
+
     def all_gather(
         self,
         data: bytes,
@@ -111,12 +92,8 @@ class TorchGroup:
         on_stall: Callable[[], None] | None = None,
     ) -> list[bytes]:
         """Exchange through the store; see ``contracts.Group``."""
-        names = [f"{self.key_prefix}{key}/{rank}" for rank in range(self.world)]
         try:
-            self.store.set(names[self.rank], data)
-            self._await(names, key, timeout_s, on_stall)
-            records = [bytes(self.store.get(name)) for name in names]
-            self._forget_previous(names[self.rank])
+            return self._exchange(data, key, _Wait(self.rank, key, timeout_s, on_stall))
         except RuntimeError as error:
             if isinstance(error, GemmlinkError):
                 raise
@@ -125,51 +102,70 @@ class TorchGroup:
                 str(error).splitlines()[0],
                 "The rank that hosts it has probably died.",
             ) from error
+
+    def _exchange(self, data: bytes, key: str, wait: _Wait) -> list[bytes]:
+        wait.until(self._life.agree, lambda: self._life.missing)
+        names = [f"{self.key_prefix}{key}/{rank}" for rank in range(self.world)]
+        self.store.set(names[self.rank], data)
+        wait.until(lambda: bool(self.store.check(names)), lambda: self._absent(names))
+        records = [bytes(self.store.get(name)) for name in names]
+        self._forget_previous(names[self.rank])
         return records
 
-    def _await(
-        self,
-        names: list[str],
-        key: str,
-        timeout_s: float,
-        on_stall: Callable[[], None] | None,
-    ) -> None:
-        """Return once the store has all ``names``.
-
-        The store's own ``wait`` is of no use: a ``FileStore`` rounds its limit up to whole seconds,
-        a ``TCPStore`` writes two lines to stderr whenever one passes.
-        """
-        started = time.monotonic()
-        stall = started + _STALL_S
-        while not self.store.check(names):
-            now = time.monotonic()
-            if now >= stall and on_stall is not None:
-                on_stall()
-                stall = now + _STALL_S
-            if now - started > timeout_s and (late := self._late(names, key, timeout_s)):
-                raise late
-            # Late by a small part of the time waited, so that set-up is quick and waiting cheap.
-            nap = min(max(_SHORTEST_NAP_S, (now - started) / 8), _LONGEST_NAP_S)
-            time.sleep(min(nap, max(0.0, started + timeout_s - now)))
-
-    def _late(self, names: list[str], key: str, timeout_s: float) -> PeerTimeout | None:
-        absent = [rank for rank, name in enumerate(names) if not self.store.check([name])]
-        if not absent:  # the last one has come since
-            return None
-        return PeerTimeout(
-            f"every rank must come to {key} within {timeout_s:g} s",
-            f"nothing from ranks {absent} at rank {self.rank}",
-            "Call it on every rank of the group, in the same order, or raise GEMMLINK_TIMEOUT_S.",
-            operation=key,
-            rank=self.rank,
-            peer=absent[0] if len(absent) == 1 else -1,
-        )
+    def _absent(self, names: list[str]) -> list[int]:
+        return [rank for rank, name in enumerate(names) if not self.store.check([name])]
 
     def _forget_previous(self, name: str) -> None:
         # Whoever has all records of this exchange knows that all ranks have read the last one.
         if self._stale is not None:
             self.store.delete_key(self._stale)
         self._stale = name
+
+
+class _Wait:
+    """The waits of one exchange, which have one limit together.
+
+    The store's own ``wait`` is of no use: a ``FileStore`` rounds its limit up to whole seconds, a
+    ``TCPStore`` writes two lines to stderr whenever one passes.
+    """
+
+    def __init__(
+        self, rank: int, key: str, timeout_s: float, on_stall: Callable[[], None] | None
+    ) -> None:
+        self._rank = rank
+        self._key = key
+        self._timeout_s = timeout_s
+        self._on_stall = on_stall
+        now = time.monotonic()
+        self._deadline = now + timeout_s
+        self._stall = now + _STALL_S
+
+    def until(self, done: Callable[[], bool], absent: Callable[[], list[int]]) -> None:
+        """Return once ``done``; after the limit, raise for the ranks that are ``absent``."""
+        started = time.monotonic()
+        while not done():
+            now = time.monotonic()
+            self._look_for_reason(now)
+            if now > self._deadline and (ranks := absent()):  # else the last one has come since
+                raise self._late(ranks)
+            # Late by a small part of the time waited, so that set-up is quick and waiting cheap.
+            nap = min(max(_SHORTEST_NAP_S, (now - started) / 8), _LONGEST_NAP_S)
+            time.sleep(min(nap, max(0.0, self._deadline - now)))
+
+    def _look_for_reason(self, now: float) -> None:
+        if now >= self._stall and self._on_stall is not None:
+            self._on_stall()
+            self._stall = now + _STALL_S
+
+    def _late(self, absent: list[int]) -> PeerTimeout:
+        return PeerTimeout(
+            f"every rank must come to {self._key} within {self._timeout_s:g} s",
+            f"nothing from ranks {absent} at rank {self._rank}",
+            "Call it on every rank of the group, in the same order, or raise GEMMLINK_TIMEOUT_S.",
+            operation=self._key,
+            rank=self._rank,
+            peer=absent[0] if len(absent) == 1 else -1,
+        )
 
 
 class CallbackGroup:

@@ -10,7 +10,7 @@ import torch
 import gemmlink
 from gemmlink.backends.eager import Eager
 from gemmlink.spec.problem import Problem, chunk_rows
-from gemmlink.spec.window import WindowLayout
+from gemmlink.spec.window import WindowLayout, inbox
 from tests.cases.kit import (
     BF16,
     DTYPES,
@@ -123,13 +123,14 @@ def test_o_20_rows_further_apart_than_31_bits_can_say(ranks: Ranks) -> None:
 def test_o_22_a_plan_past_32_bits() -> None:
     """facebookresearch/maskrcnn-benchmark#796, pytorch/gloo#334: a size or offset overflowed."""
     problem = Problem(30_000, 8, 40_000, BF16, BF16, torch.device("cpu"))
-    layout = WindowLayout(3, 1, problem.slot_bytes)
-    offsets = [(layout.slot(rank) - layout.data) // BF16.itemsize for rank in range(3)]
+    layout = WindowLayout(3, 1, inbox(3, problem.slot_bytes))
+    starts = [layout.area(0, "inbox") + rank * problem.slot_bytes for rank in range(3)]
+    offsets = [(start - layout.data) // BF16.itemsize for start in starts]
     assert offsets == [0, 1_200_000_000, 2_400_000_000]
     assert layout.nbytes - layout.data == 7_200_000_000
     huge = Problem(1, 1, 1 << 31, F32, F32, torch.device("cpu"))
-    layout = WindowLayout(2, 64, huge.slot_bytes)
-    assert layout.slot(1) - layout.slot(0) == 1 << 33
+    layout = WindowLayout(2, 64, inbox(2, huge.slot_bytes), buffers=2)
+    assert layout.area(0, "inbox", 1) - layout.area(0, "inbox", 0) == 1 << 34
     chunks = [chunk_rows(1 << 31, 64, chunk) for chunk in range(64)]
     assert chunks[0][0] == 0
     assert chunks[-1][1] == 1 << 31

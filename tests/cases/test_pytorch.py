@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 import gemmlink
-from gemmlink import api, groups
+from gemmlink import groups
+from gemmlink.calls import calls_of
 from tests.cases.kit import (
     BF16,
     F32,
@@ -43,7 +44,7 @@ def _compiled(rank: int, compiler: str) -> None:
         lambda a: op(a * 2, b) + 1,
     ]
     made: list[Any] = [torch.compile(form, backend=compiler) for form in forms]
-    numbers = api._calls_of(groups.resolve())
+    numbers = calls_of(groups.resolve())
     before = numbers.number
     for call, m in enumerate((4, 5, 4, 1)):
         blocks = [tagged(call + peer, m, 8, F32) for peer in range(2)]

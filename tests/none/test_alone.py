@@ -151,14 +151,14 @@ def test_a_failed_call_poisons_and_the_function_form_starts_afresh(mode: str) ->
 
 def test_the_cache_of_the_function_form_is_bounded() -> None:
     """Operations beyond the bound are closed, the one not used for longest first."""
-    from gemmlink import api
+    from gemmlink import calls as memory
 
     gemmlink.clear_cache(gemmlink.SELF)
-    for n in range(1, 2 * api.CACHE_SIZE):
+    for n in range(1, 2 * memory.CACHE_SIZE):
         a, b = whole(1, 2, K), whole(2, n, K)
         got = gemmlink.gemm_all_gather(a, b, group=gemmlink.SELF, epilogue="push")
         assert_equal(got, product(a, b, torch.float32), f"n={n}")
-    calls = api._calls_of(gemmlink.SELF)
-    assert len(calls._ops) == api.CACHE_SIZE
+    calls = memory.calls_of(gemmlink.SELF)
+    assert len(calls._ops) == memory.CACHE_SIZE
     gemmlink.clear_cache(gemmlink.SELF)
     assert not calls._ops

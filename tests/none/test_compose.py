@@ -14,6 +14,7 @@ from gemmlink.core.compose import ALIASES, Choice, Composition, compose, may_fal
 from gemmlink.epilogues.push import Push
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.spec.contracts import Capabilities, Needs
+from gemmlink.spec.operations import Operation, all_gather, all_reduce
 from gemmlink.spec.problem import Problem
 from gemmlink.transport.shm import SharedMemory
 
@@ -22,8 +23,11 @@ def _problem(capacity: int = 512, device: str = "cpu") -> Problem:
     return Problem(16, 16, capacity, torch.float32, torch.float32, torch.device(device))
 
 
-def _composed(world: int = 2, capacity: int = 512, **choice: Any) -> Composition:
-    return compose(_problem(capacity), world, Choice(**choice))
+def _composed(
+    world: int = 2, capacity: int = 512, operation: Operation | None = None, **choice: Any
+) -> Composition:
+    problem = _problem(capacity)
+    return compose(problem, world, Choice(**choice), operation or all_gather(world, problem.n))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,9 @@ def test_an_object_is_compared_between_ranks_by_its_name() -> None:
         "buffers": 1,
         "result": "copy",
         "completion": "receive",
+        "keep_product": False,
+        "deterministic": True,
+        "bit_identical": False,
     }
     assert Choice(view=True, send_complete=True).names()["result"] == "view"
     assert Choice(send_complete=True).names()["completion"] == "receive_and_send"
@@ -187,7 +194,7 @@ def test_every_decision_has_its_reason() -> None:
 
 def test_a_backend_that_cannot_says_why_and_what_there_is() -> None:
     with pytest.raises(Unsupported, match=r"eager multiplies on the CPU, not on cuda\. Known back"):
-        compose(_problem(device="cuda"), 2, Choice())
+        compose(_problem(device="cuda"), 2, Choice(), all_gather(2, 16))
 
 
 class _Limited(SharedMemory):
@@ -257,8 +264,10 @@ def test_a_view_needs_a_window_to_look_at() -> None:
 
 
 def test_a_pair_of_epilogues_needs_an_operation_of_two_phases() -> None:
-    with pytest.raises(Unsupported, match=r"'lanes\+pull' for an operation of one phase"):
+    with pytest.raises(Unsupported, match=r"'lanes\+pull' for all_gather, which has 1\. Name one"):
         _composed(epilogue="lanes+pull")
+    with pytest.raises(Unsupported, match=r"'lanes\+pull\+push' for all_reduce, which has 2"):
+        _composed(epilogue="lanes+pull+push", operation=all_reduce(2, 16))
 
 
 @pytest.mark.parametrize(

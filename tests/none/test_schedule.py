@@ -13,6 +13,7 @@ import torch
 from gemmlink.backends.eager import Eager
 from gemmlink.core.flatten import flatten
 from gemmlink.core.interpret import HostProgram
+from gemmlink.core.memory import Memory
 from gemmlink.epilogues.collective import LibraryCollective
 from gemmlink.epilogues.lanes import Lanes
 from gemmlink.epilogues.pull import Pull
@@ -28,6 +29,7 @@ from gemmlink.spec.schedule import (
     Compute,
     Copy,
     Deliver,
+    Encode,
     Join,
     Load,
     Plan,
@@ -36,10 +38,11 @@ from gemmlink.spec.schedule import (
     Schedule,
     Set,
     Store,
+    Sum,
     Wait,
     Word,
 )
-from gemmlink.spec.window import WindowLayout
+from gemmlink.spec.window import WindowLayout, inbox
 
 PHASE = all_gather(3, 5).phases[0]
 MODES: dict[str, tuple[Epilogue, bool]] = {
@@ -59,7 +62,8 @@ each_window_mode = pytest.mark.parametrize("mode", WINDOW_MODES)
 
 def _made(mode: str, rank: int = 1, world: int = 3, chunks: int = 2, **rest: Any) -> Schedule:
     epilogue, fused = MODES[mode]
-    return epilogue.schedule(PHASE, Plan(rank, world, chunks, fused, **rest))
+    phase = all_gather(world, 5).phases[0]
+    return epilogue.schedule(phase, Plan(rank, world, chunks, fused, **rest))
 
 
 def _variants() -> Iterator[dict[str, Any]]:
@@ -135,10 +139,13 @@ OTHER: dict[str, Any] = {
     "window": 2,
     "actor": "mover",
     "name": "all_reduce",
+    "part": 1,
+    "area": "outbox",
+    "places": ((0, "inbox"), (1, "outbox")),
 }
 KINDS: list[Action] = [
     Compute(0),
-    Store(Region(0, 0), to=LOCAL),
+    Store(Region(0, 0), to=1),
     Load(Region(0, 0), window=0),
     Copy(Region(0, 0), to=1),
     Set(Word("arrive", 0, 0), at=1),
@@ -146,6 +153,8 @@ KINDS: list[Action] = [
     Join("producer"),
     Collective("all_gather"),
     Deliver(Region(0, 0), window=0),
+    Sum(Region(0, 0), ((0, "inbox"), (1, "inbox"))),
+    Encode(Region(0, 0)),
 ]
 
 
@@ -156,6 +165,20 @@ def test_the_digest_changes_with_every_field_of_every_action(action: Action, fie
     changed = replace(action, **{field: OTHER[field]})
     assert changed != action, "the other value must be another"
     assert _of(action).digest() != _of(changed).digest()
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(Region)])
+def test_the_digest_changes_with_every_field_of_a_region(field: str) -> None:
+    one, two = Region(0, 0), replace(Region(0, 0), **{field: 1})
+    assert _of(Load(one, window=0)).digest() != _of(Load(two, window=0)).digest()
+
+
+@pytest.mark.parametrize("kind", ["arrive", "chunk"])
+@pytest.mark.parametrize("field", [f.name for f in fields(Word) if f.name != "kind"])
+def test_the_digest_changes_with_every_field_of_a_word(field: str, kind: str) -> None:
+    one, two = Word(kind, 0), replace(Word(kind, 0), **{field: 1})
+    assert _of(Wait(one)).digest() != _of(Wait(two)).digest()
+    assert _of(Wait(one)).digest() != _of(Wait(replace(one, kind="free"))).digest()
 
 
 def test_the_digest_changes_with_the_actor_and_the_order() -> None:
@@ -334,13 +357,14 @@ def _bound(*actions: Action) -> HostProgram:
 
 def _bind(schedule: Schedule, window: Any = None) -> HostProgram:
     problem = Problem(4, 4, 4, torch.float32, torch.float32, torch.device("cpu"))
-    layout = WindowLayout(2, 1, problem.slot_bytes)
-    return HostProgram(schedule, problem, Eager(), layout, window)
+    layout = WindowLayout(2, 1, inbox(2, problem.slot_bytes))
+    memory = Memory(all_gather(2, problem.n), schedule, problem, layout, window)
+    return HostProgram(schedule, memory, Eager())
 
 
 @pytest.mark.parametrize("after", [(), (Compute(0),), (Collective("all_gather"),)])
 def test_a_chunk_that_is_computed_must_be_stored_at_once(after: tuple[Action, ...]) -> None:
-    with pytest.raises(InvalidArgument, match=r"compute chunk 0 without a store"):
+    with pytest.raises(InvalidArgument, match="got 'compute chunk 0' without a store"):
         _bound(Compute(0), *after)
 
 
@@ -365,7 +389,7 @@ def test_a_rank_stores_its_own_product_only() -> None:
 
 
 def test_an_unknown_collective_or_action_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="all_gather; got all_reduce"):
+    with pytest.raises(Unsupported, match="all_gather, all_to_all, reduce_scatter; got all_reduce"):
         _bound(Collective("all_reduce"))
     with pytest.raises(Unsupported, match=r"actions of spec\.schedule"):
         _bound("compute")  # type: ignore[arg-type]
@@ -386,7 +410,7 @@ def test_a_view_of_another_window_is_refused() -> None:
     """What lies in a peer's window is not in the view; nobody would copy it."""
     program = Program("consumer", (Deliver(Region(1, 0), window=1),))
     schedule = Schedule(PHASE, Plan(0, 2, 1, False, view=True), (program,))
-    with pytest.raises(InvalidArgument, match=r"a view shows the own window; got 'deliver"):
+    with pytest.raises(InvalidArgument, match=r"a view shows the own window's inbox; got 'deliver"):
         _bind(schedule, window=object())
 
 

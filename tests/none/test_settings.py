@@ -13,7 +13,7 @@ import torch
 import gemmlink
 from gemmlink import settings
 from gemmlink.errors import InvalidArgument
-from gemmlink.operators import choose
+from gemmlink.prepared import choose
 from gemmlink.settings import Settings
 from gemmlink.spawn import run_ranks
 

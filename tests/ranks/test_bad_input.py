@@ -276,16 +276,16 @@ def test_a_refusal_waits_for_peers_that_come_later(ranks: Ranks, mode: str) -> N
 
 def _slow_to_deliver(rank: int, mode: str) -> None:
     """Rank 2 is still reading the entry records of call 1 when call 2 has been refused."""
-    real = Call.result_rows
+    real = Call.result
 
-    def slow(call: Call, source: int, first: int, last: int) -> torch.Tensor:
-        if rank == 2 and call.epoch == 1 and source == 2:
+    def slow(call: Call) -> torch.Tensor:
+        if rank == 2 and call.epoch == 1 and not call.starts:
             time.sleep(0.3)
-        return real(call, source, first, last)
+        return real(call)
 
     with (
         gemmlink.GemmAllGather(N, K, M, epilogue=mode) as op,
-        mock.patch.object(Call, "result_rows", slow),
+        mock.patch.object(Call, "result", slow),
     ):
         for call in (1, 2, 3):
             given: dict[str, Any] = {"a": a_of(rank, call, M, K), "b": b_of(call, N, K)}

@@ -21,7 +21,7 @@ from gemmlink.epilogues.pull import Pull
 from gemmlink.epilogues.push import Push
 from gemmlink.errors import GemmlinkError, PeerTimeout
 from gemmlink.spec.contracts import INTERFACE, Epilogue, Group, Needs
-from gemmlink.spec.operations import Phase
+from gemmlink.spec.operations import Phase, all_gather
 from gemmlink.spec.schedule import (
     Action,
     Compute,
@@ -174,6 +174,7 @@ class Backwards:
     interface = INTERFACE
     needs = Needs(window=True)
     complete = True
+    phases: tuple[str, ...] = ("gather",)
 
     def forms(self) -> tuple[bool, ...]:
         return (False,)
@@ -243,6 +244,7 @@ class Without:
         self._fused, self._kind, self._index = form == "fused", kind, index
         self.name = f"without-{name}"
         self.needs = self._whole.needs
+        self.phases = self._whole.phases
 
     def forms(self) -> tuple[bool, ...]:
         return (self._fused,)
@@ -265,7 +267,7 @@ def _count(mode: str, kind: type, **rest: bool) -> int:
     """How many actions of ``kind`` a rank of two has, with two chunks."""
     form, _, name = mode.partition("-")
     plan = Plan(0, 2, 2, form == "fused", **rest)  # type: ignore[arg-type]
-    schedule = EPILOGUES[name].schedule(Phase("gather", "product", ()), plan)
+    schedule = EPILOGUES[name].schedule(all_gather(2, N).phases[0], plan)
     return sum(isinstance(action, kind) for action in schedule.actions())
 
 

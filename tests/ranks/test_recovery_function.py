@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gemmlink
-from gemmlink import api, groups
+from gemmlink import calls, groups
 from gemmlink.backends.eager import Eager
 from gemmlink.errors import PeerLost, PeerTimeout, Poisoned
 from tests.conftest import Ranks
@@ -84,7 +84,7 @@ def _after_the_last_word(rank: int, mode: str) -> None:
     backend = Eager()
     for call in (0, 2):
         _call(rank, call, mode, backend)
-        (op,) = api._calls_of(groups.resolve())._ops.values()
+        (op,) = calls.calls_of(groups.resolve())._ops.values()
         if rank == 1:
             with before(op, steps(op)[-1], fail_when_others_have_ended):
                 assert isinstance(_attempt(rank, call + 1, mode, backend), Planned)

@@ -114,7 +114,7 @@ def _places(rank: int, mode: str, buffers: int) -> None:
             b = b_of(call, N, K)
             got = op(a_of(rank, call, M, K), b)
             assert_equal(got, gathered(call, [M] * 3, b), f"call {call}")
-            assert got.data_ptr() == own.data_ptr() + op.launch.layout.slots(call)
+            assert got.data_ptr() == own.data_ptr() + op.launch.layout.area(0, "inbox", call)
             assert got.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
             assert got.is_contiguous()
             away = other(a_of(rank, call, M, K), b)
@@ -268,7 +268,7 @@ def _prepared(rank: int, given: dict[str, Any]) -> None:
     ("given", "text"),
     [
         ({"epilogue": "collective", "result": "view"}, "a view shows the own window; got epilogue"),
-        ({"epilogue": "lanes+pull"}, "'lanes+pull' for an operation of one phase"),
+        ({"epilogue": "lanes+pull"}, "'lanes+pull' for all_gather, which has 1"),
     ],
     ids=["view of a collective", "two phases"],
 )

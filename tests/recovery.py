@@ -26,6 +26,7 @@ from gemmlink.core import call as call_module
 from gemmlink.core.entry import Entry
 from gemmlink.core.interpret import CallState
 from gemmlink.groups import TorchGroup
+from gemmlink.prepared import Prepared
 from gemmlink.spec.contracts import Lane, Words
 from gemmlink.spec.schedule import Set, Wait, Word
 from tests.pool import PRELOAD
@@ -110,18 +111,18 @@ def poisoned(op: gemmlink.GemmAllGather, what: str) -> None:
 # Places.
 
 
-def steps(op: gemmlink.GemmAllGather) -> list[Place]:
+def steps(op: Prepared) -> list[Place]:
     """Every step of this rank's schedule."""
     return [("step", index) for index in range(len(op.launch.program.steps))]
 
 
-def places(op: gemmlink.GemmAllGather) -> list[Place]:
+def places(op: Prepared) -> list[Place]:
     """Every word by which this rank enters a call, then every step of its schedule."""
     entry = range(ENTRY_WORDS * (op.group.world - 1))
     return [*(("word", index) for index in entry), *steps(op)]
 
 
-def lane_places(op: gemmlink.GemmAllGather) -> list[Place]:
+def lane_places(op: Prepared) -> list[Place]:
     """Before and after the first copy of each of this rank's lanes, in the lane."""
     lanes = range(len(op.launch.program.lanes))
     return [(kind, index) for index in lanes for kind in ("copy", "copied")]
@@ -133,7 +134,7 @@ def spread(found: Sequence[AnyPlace], count: int) -> list[AnyPlace]:
 
 
 @contextlib.contextmanager
-def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[None]:
+def before(op: Prepared, place: Place, deed: Deed) -> Iterator[None]:
     """Within, this rank does ``deed`` before it goes on at ``place``."""
     kind, index = place
     launch = op.launch
@@ -201,7 +202,7 @@ class _Trap:
         return self._words.wait(offset, at_least, timeout_s)
 
 
-def served(op: gemmlink.GemmAllGather, place: Place) -> list[int]:
+def served(op: Prepared, place: Place) -> list[int]:
     """The ranks to which this one has announced all its data when it comes to ``place``."""
     kind, index = place
     left = op.launch.program.steps[index if kind == "step" else 0 :]

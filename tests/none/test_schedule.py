@@ -176,7 +176,8 @@ def test_the_digest_changes_with_every_field_of_a_region(field: str) -> None:
 @pytest.mark.parametrize("kind", ["arrive", "chunk"])
 @pytest.mark.parametrize("field", [f.name for f in fields(Word) if f.name != "kind"])
 def test_the_digest_changes_with_every_field_of_a_word(field: str, kind: str) -> None:
-    one, two = Word(kind, 0), replace(Word(kind, 0), **{field: 1})
+    change: dict[str, Any] = {field: 1}
+    one, two = Word(kind, 0), replace(Word(kind, 0), **change)
     assert _of(Wait(one)).digest() != _of(Wait(two)).digest()
     assert _of(Wait(one)).digest() != _of(Wait(replace(one, kind="free"))).digest()
 

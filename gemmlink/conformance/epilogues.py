@@ -14,20 +14,20 @@ from typing import ClassVar, cast, get_args
 import torch
 
 from gemmlink import plugins
-from gemmlink.conformance import asked, races, routes
+from gemmlink.conformance import asked, races, routes, trials
 from gemmlink.conformance.asked import Asked, Wanted
 from gemmlink.conformance.clauses import Desk, RankContract, clause, require
 from gemmlink.conformance.exact import run_everywhere
 from gemmlink.core.compose import Choice, compose
 from gemmlink.core.flatten import flatten
 from gemmlink.errors import Unsupported
-from gemmlink.spec import operations
 from gemmlink.spec.contracts import INTERFACE, Epilogue
+from gemmlink.spec.operations import Kind, Operation
 from gemmlink.spec.problem import Problem
 from gemmlink.spec.schedule import Deliver, Schedule, Set, Wait, Word
 from gemmlink.spec.window import WindowLayout, inbox
 
-_KINDS = get_args(operations.Kind)
+_KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class EpilogueContract(RankContract):
 
     ``epilogue``: what is under test, as for ``transport``, which with ``backend`` carries it.
     ``operations``, ``results``, ``buffers``, ``completions``: what must be served, as far as the
-    epilogue states the kinds of phase; a plan for which ``schedule`` raises ``Unsupported`` is left
-    out, except the plainest one.
+    epilogue states the kinds of phase. A plan for which ``schedule`` raises ``Unsupported`` is left
+    out, except the plainest one of each operation that the epilogue serves alone.
     """
 
     section = "epilogue"
     epilogue: str = "push"
     backend: str = "eager"
-    operations: tuple[str, ...] = asked.OPERATIONS
+    operations: tuple[str, ...] = trials.OPERATIONS
     results: tuple[str, ...] = ("copy", "view")
     buffers: tuple[int, ...] = (1, 2)
     completions: tuple[str, ...] = ("receive", "receive_and_send")
@@ -314,14 +314,14 @@ class EpilogueContract(RankContract):
     def _schedules(self) -> Iterator[tuple[str, Schedule]]:
         return (found for each in self._all() for found in each.schedules())
 
-    def _each(self, judge: Callable[[operations.Operation, Schedule], str | None]) -> None:
+    def _each(self, judge: Callable[[Operation, Schedule], str | None]) -> None:
         """Judge every schedule by what its routes ask for."""
         for each in self._all():
             for where, schedule in each.schedules():
                 fault = judge(each.asked.operation, schedule)
                 require(fault is None, f"{where}: {fault}")
 
-    def _refusal(self, operation: operations.Operation) -> str:
+    def _refusal(self, operation: Operation) -> str:
         """What composing this epilogue for an operation is refused with."""
         problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
         choice = Choice(self.transport, self.epilogue, self.backend)

@@ -29,7 +29,7 @@ class LibraryCollective:
     interface = INTERFACE
     needs = Needs(window=False)
     complete = True
-    phases = ("gather", "scatter")
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split only."""

@@ -38,7 +38,7 @@ class Lanes:
     interface = INTERFACE
     needs = Needs(window=True, lanes=True)
     complete = True
-    phases = ("gather", "scatter")
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split and fused."""

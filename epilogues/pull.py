@@ -38,7 +38,7 @@ class Pull:
     interface = INTERFACE
     needs = Needs(window=True, common=True)
     complete = True
-    phases = ("gather", "scatter")
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split and fused."""

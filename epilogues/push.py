@@ -21,7 +21,7 @@ class Push:
     interface = INTERFACE
     needs = Needs(window=True)
     complete = True
-    phases = ("gather", "scatter")
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         """Split and fused."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -75,6 +74,8 @@ class Asked:
     epilogue: Epilogue
     epilogues: tuple[Epilogue, ...]
     plans: tuple[tuple[Plan, ...], ...]
+    #: The schedule of each rank, all phases of it.
+    schedules: tuple[Schedule, ...]
 
     def own(self) -> Iterator[tuple[Phase, Plan]]:
         """What the epilogue that is judged is asked for itself."""
@@ -83,21 +84,6 @@ class Asked:
         ):
             if epilogue is self.epilogue:
                 yield from ((phase, plan) for plan in plans)
-
-    @cached_property
-    def schedules(self) -> list[Schedule]:
-        """The schedule of each rank, all phases of it."""
-        return [
-            chain(
-                [
-                    epilogue.schedule(phase, plan)
-                    for phase, epilogue, plan in zip(
-                        self.operation.phases, self.epilogues, plans, strict=True
-                    )
-                ]
-            )
-            for plans in zip(*self.plans, strict=True)
-        ]
 
     def where(self, schedule: Schedule) -> str:
         """Whose schedule it is, for people."""
@@ -128,12 +114,11 @@ def everything(epilogue: Epilogue, wanted: Wanted) -> Iterator[Asked]:
     for variant in variants(epilogue, wanted.operations):
         for world in _WORLDS:
             for options in _options(epilogue, wanted, variant, world):
-                asked = _one(epilogue, variant, world, options)
                 try:
-                    asked.schedules
+                    asked = _one(epilogue, variant, world, options)
                 except Unsupported:
                     if is_owed(epilogue, variant, options):
-                        text = f"{asked.variant} in world {world}: the plainest plan is refused"
+                        text = f"{variant} in world {world}: the plainest plan is refused"
                         raise AssertionError(text) from None
                     continue
                 yield asked
@@ -167,7 +152,18 @@ def _one(epilogue: Epilogue, variant: Variant, world: int, options: dict[str, An
         tuple(replace(plan, phase=number, fused=each.forms()[0]) for plan in plans)
         for number, each in enumerate(epilogues[1:], start=1)
     ]
-    return Asked(variant, operation, epilogue, epilogues, (plans, *later))
+    all_plans = (plans, *later)
+    schedules = tuple(
+        _chained(operation, epilogues, of_rank) for of_rank in zip(*all_plans, strict=True)
+    )
+    return Asked(variant, operation, epilogue, epilogues, all_plans, schedules)
+
+
+def _chained(
+    operation: Operation, epilogues: Sequence[Epilogue], plans: Sequence[Plan]
+) -> Schedule:
+    made = zip(operation.phases, epilogues, plans, strict=True)
+    return chain([epilogue.schedule(phase, plan) for phase, epilogue, plan in made])
 
 
 def _options(

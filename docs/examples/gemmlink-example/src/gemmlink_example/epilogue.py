@@ -18,7 +18,7 @@ class Pairwise:
     interface = INTERFACE
     needs = Needs(window=True)
     complete = True
-    phases = ("gather", "scatter")
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         return (True,)

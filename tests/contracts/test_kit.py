@@ -154,11 +154,46 @@ EPILOGUES = [
     ("Overtaking", {"what_is_delivered_is_there"}),
 ]
 
+_LOST = "each_part_is_computed_once_and_stored"
+_KEPT = "what_stays_is_stored_once"
+_SUMS = "sums_are_of_every_source_in_order"
+_ASTRAY = "parts_go_where_their_routes_lead"
+_THERE = "what_is_delivered_is_there"
+#: Those that are wrong for phases, in the operation in which it shows.
+PHASES = [
+    ("WrongPart", "all_to_all", {_ASTRAY}),
+    ("WrongPart", "reduce_scatter", {_ASTRAY}),
+    ("WrongBox", "all_to_all", {_ASTRAY}),
+    ("WrongLoad", "all_to_all", {"a_store_puts_what_was_made_or_loaded"}),
+    ("SkipsASource", "reduce_scatter", {_SUMS}),
+    ("SumsTwice", "all_reduce", {_SUMS}),
+    ("SumsElsewhere", "reduce_scatter", {_THERE}),
+    ("EarlySum", "reduce_scatter", {_THERE}),
+    ("EarlySum", "all_reduce", {_THERE}),
+    ("NoTail", "all_to_all", {_LOST, _KEPT}),
+    ("TailAtHome", "all_to_all", {_KEPT}),
+    ("KeepsNothing", "all_to_all", {_KEPT}),
+    ("Raw", "all_gather", {"what_travels_in_another_dtype_is_encoded"}),
+    ("Raw", "all_reduce", {"what_travels_in_another_dtype_is_encoded"}),
+    ("FreesAfterTheFirst", "all_reduce", {"a_copied_result_sets_free_at_the_end"}),
+    ("ReadsAfterTheLast", "all_reduce", {"send_complete_means_that_nobody_reads_the_own_slot"}),
+    ("OldWords", "all_reduce", {"words_are_set_by_their_source"}),
+    ("OneChunkWord", "all_to_all", {"words_are_set_by_their_source"}),
+    ("EarlyLane", "all_reduce", {_THERE}),
+    ("WrongCall", "all_to_all", {"every_region_is_delivered_once"}),
+    ("HastyCall", "reduce_scatter", {_THERE}),
+    ("LosesASum", "reduce_scatter", {_LOST, _KEPT, _THERE}),
+    ("Boundless", "all_gather", {"it_states_the_kinds_of_phase_it_serves"}),
+    ("Reluctant", "all_to_all", {"schedules_are_for_the_plan_given"}),
+]
+
 
 @cache
-def _epilogue_failures(name: str) -> dict[str, str]:
+def _epilogue_failures(name: str, operation: str = "") -> dict[str, str]:
     """Those of the clauses about schedules, which need no ranks."""
-    values = {"epilogue": f"{_HERE}.broken_epilogues:{name}"}
+    module = "broken_phases" if operation else "broken_epilogues"
+    asked = (operation or "all_gather",)
+    values = {"epilogue": f"{_HERE}.{module}:{name}", "operations": asked}
     contract = type(name, (EpilogueContract,), values)
     return failures(contract, ranks=False)
 
@@ -167,6 +202,31 @@ def _epilogue_failures(name: str) -> dict[str, str]:
 def test_a_broken_epilogue_fails_the_clause_meant_for_it(name: str, clauses: set[str]) -> None:
     found = {clause.removeprefix("test_") for clause in _epilogue_failures(name)}
     assert clauses <= found, _epilogue_failures(name)
+
+
+@pytest.mark.parametrize(("name", "operation", "clauses"), PHASES)
+def test_an_epilogue_that_is_wrong_for_a_phase_fails_the_clause_meant_for_it(
+    name: str, operation: str, clauses: set[str]
+) -> None:
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name, operation)}
+    assert clauses <= found, _epilogue_failures(name, operation)
+
+
+@pytest.mark.parametrize("name", ["SkipsASource", "SumsTwice", "KeepsNothing", "Raw", "WrongCall"])
+def test_an_epilogue_that_is_wrong_for_a_phase_fails_no_other_clause(name: str) -> None:
+    operation, clauses = next((o, clauses) for other, o, clauses in PHASES if other == name)
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name, operation)}
+    assert found == clauses, _epilogue_failures(name, operation)
+
+
+@pytest.mark.parametrize("name", ["Gatherer", "Scatterer"])
+def test_an_epilogue_may_serve_one_kind_of_phase(name: str) -> None:
+    """And is judged beside a built-in one where an operation has phases of both kinds."""
+    contract: Any = type(name, (EpilogueContract,), {"epilogue": f"{_HERE}.broken_phases:{name}"})
+    assert failures(contract, ranks=False) == {}
+    asked = {str(each.asked.variant) for each in contract()._all()}
+    assert "all_reduce" in asked
+    assert ("all_gather" in asked) == (name == "Gatherer")
 
 
 @pytest.mark.parametrize("name", ["LateGate", "DeliversTwice", "Polite", "Boastful", "Forgetful"])

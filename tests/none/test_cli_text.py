@@ -11,7 +11,7 @@ import torch
 from gemmlink.cli import bench, demo, output
 from gemmlink.perf import table
 from gemmlink.perf.bench import Measured, Plan
-from gemmlink.perf.contestants import Label
+from gemmlink.perf.field import Label
 from gemmlink.perf.rows import FIELDS, Row, combine, fastest_mode
 
 PROMISED = (
@@ -19,7 +19,7 @@ PROMISED = (
     "backend", "mode", "chunks", "complete", "us", "unfused_us", "gemm_us", "comm_us", "bound_us",
     "best_split_us", "rel_l2", "exact", "ok",
 )  # fmt: skip
-ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason", "result")
+ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason", "result", "extent", "note")
 
 PLAN = Plan(((8, 16, 32),), torch.bfloat16, torch.float32)
 

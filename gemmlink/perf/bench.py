@@ -215,20 +215,9 @@ class _Run:
                 raise Wrong(f"{wrong} of {wanted.numel()} elements differ on whole numbers")
             return
         measured.rel_l2 = relative_l2(found, wanted)
-        self._judge(measured, truth.limit(measured.role, wanted.numel()))
-
-    def _judge(self, measured: Measured, limit: float) -> None:
-        error = measured.rel_l2
-        assert error is not None, f"judging {measured.label.mode}, which has no error yet"
-        if error <= limit:
-            return
-        said = f"relative L2 {error:.2e} is above {limit:.2e}"
         reduces = measured.role == "unfused" and self._field.operation.phases[0].sums
-        # Torch's reduction may round each partial sum, so at most as often as there are ranks.
-        if reduces and math.isfinite(error) and error <= limit * self._group.world:
-            measured.note = f"{said}: the library rounds in between"
-            return
-        raise Wrong(said)  # also when it is not a number
+        limit = truth.limit(measured.role, wanted.numel())
+        measured.note = judged(measured.rel_l2, limit, self._group.world if reduces else 1)
 
     # Timing.
 
@@ -279,6 +268,20 @@ class _Run:
 
 class Wrong(Exception):
     """A contestant's result is not what it must be."""
+
+
+def judged(rel_l2: float, limit: float, roundings: int) -> str | None:
+    """None if the error is within the limit, or what must be said of a reduction that rounds more.
+
+    A reduction of the library may round each partial sum, so up to ``roundings`` times where our
+    limit has one. Raises ``Wrong`` for everything else, an error that is not a number included.
+    """
+    if rel_l2 <= limit:
+        return None
+    said = f"relative L2 {rel_l2:.2e} is above {limit:.2e}"
+    if math.isfinite(rel_l2) and rel_l2 <= limit * roundings:
+        return f"{said}: the library rounds in between"
+    raise Wrong(said)
 
 
 def _attempt(action: Callable[[], object]) -> str | None:

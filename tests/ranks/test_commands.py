@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gemmlink.cli import demo, main
+from gemmlink.cli.arguments import OPERATIONS
 from gemmlink.epilogues.push import Push
 from gemmlink.spec.operations import Phase
 from gemmlink.spec.problem import Problem
@@ -107,6 +108,48 @@ def test_bench_measures_every_shape_and_chunk_count(capsys: pytest.CaptureFixtur
     assert code == 0
     fused = [row for row in found["rows"] if row["mode"] == "fused-push"]
     assert [(row["m"], row["chunks"]) for row in fused] == [(6, 1), (6, 3), (2, 1), (2, 3)]
+
+
+def test_bench_measures_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "bench", *_SMALL, "--op", "all", "--dtype", "bf16")
+    assert code == 0
+    rows = found["rows"]
+    assert list(dict.fromkeys(row["op"] for row in rows)) == list(OPERATIONS)
+    for name in OPERATIONS:
+        by_mode = {row["mode"]: row for row in rows if row["op"] == name}
+        assert {"unfused", "gemm-only", *MODES} == set(by_mode)
+        assert all(row["ok"] and row["exact"] and row["us"] > 0 for row in by_mode.values())
+        first = by_mode["unfused"]
+        assert first["bound_us"] == max(first["gemm_us"], first["comm_us"])
+
+
+def test_columns_that_stay_are_measured_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (*_SMALL, "--op", "all_to_all", "--extent", "4", "--result", "copy,view")
+    code, found = run_json(capsys, "bench", *argv, "--epilogue", "split-push,fused-pull")
+    assert code == 0
+    assert all(row["exact"] and row["extent"] == 4 for row in found["rows"])
+    assert {row["result"] for row in found["rows"] if row["mode"] == "fused-pull"} == {
+        "copy",
+        "view",
+    }
+
+
+def test_a_phase_may_have_an_epilogue_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (*_SMALL, "--op", "all_reduce", "--epilogue", "lanes+pull,fused-push+lanes")
+    code, found = run_json(capsys, "bench", *argv)
+    assert code == 0
+    named = [(row["mode"], row["epilogue"]) for row in found["rows"][2:]]
+    assert named == [("split-lanes+pull", "lanes+pull"), ("fused-push+lanes", "push+lanes")]
+
+
+def test_bands_of_unequal_size_have_a_rival_and_a_bound_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("bench", "--shape", "5,8,40", "--rounds", "1", "--epilogue", "pull")
+    code, found = run_json(capsys, *argv, "--op", "reduce_scatter,all_reduce")
+    assert code == 0
+    assert all(row["ok"] and row["unfused_us"] and row["bound_us"] for row in found["rows"])
+    assert found["rows"][0]["backend"] == "torch.mm, all_reduce"  # the other needs equal bands
 
 
 def test_an_epilogue_that_forgets_a_chunk_is_wrong_and_the_rest_goes_on(

@@ -182,7 +182,7 @@ def area_rows(places: Places, area: Area, problem: Problem) -> tuple[int, int, t
 
 
 def areas_used(
-    operation: Operation, schedules: list[Schedule], problem: Problem
+    operation: Operation, schedules: Sequence[Schedule], problem: Problem
 ) -> tuple[AreaBytes, ...]:
     """The areas that these schedules, one of each rank, use."""
     plan = schedules[0].plan

@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 
 from gemmlink import plugins
+from gemmlink.conformance import served
 from gemmlink.errors import Unsupported
-from gemmlink.spec import operations
 from gemmlink.spec.contracts import Epilogue
 from gemmlink.spec.operations import Operation, Phase
 from gemmlink.spec.schedule import Plan, Schedule, chain
@@ -43,8 +43,7 @@ class Variant:
 
     def of(self, world: int) -> Operation:
         """The operation as phases."""
-        made: Operation = getattr(operations, self.operation)(world, N, **self.options)
-        return made
+        return served.operation(self.operation, world, N, **self.options)
 
     def __str__(self) -> str:
         words = [f"{name} {value}" for name, value in self.options.items()]

@@ -141,7 +141,14 @@ def _one_epilogue(asked: Sequence[str]) -> str | None:
             ", ".join(sorted(names)),
             "Run the command for each, or with --quick for their cells alone.",
         )
-    return names.pop() if names else None
+    name = names.pop() if names else None
+    if name is not None and "+" in name:
+        raise InvalidArgument(
+            "a part is certified alone",
+            f"the pair {name!r}",
+            f"Run its cells: --quick --epilogue {name}",
+        )
+    return name
 
 
 def _part(kind: str, asked: str | None) -> Part:

@@ -53,28 +53,45 @@ def _first(world: int, desk: Desk) -> Any:
 
 def _options(
     contract: EpilogueContract, epilogue: Epilogue, variant: Variant
+) -> list[dict[str, Any]]:
+    every = list(_every_option(contract, epilogue, variant))
+    if variant.operation == "all_gather" and not variant.plain:
+        return every
+    return [options for options in every if _is_one_of_half(epilogue, options)] or every
+
+
+def _is_one_of_half(epilogue: Epilogue, options: Mapping[str, Any]) -> bool:
+    """An even number of options that are not the plainest; as many lanes as buffers."""
+    odd = (
+        (options["result"] == "view")
+        ^ (options["buffers"] == 2)
+        ^ (options["completion"] == "receive_and_send")
+    )
+    return not odd and (not epilogue.needs.lanes or options["lanes"] == options["buffers"])
+
+
+def _every_option(
+    contract: EpilogueContract, epilogue: Epilogue, variant: Variant
 ) -> Iterator[dict[str, Any]]:
     own: dict[str, Any] = {"keep_product": True} if variant.keep else {}
     if "wire" in variant.options:
         own["wire_dtype"] = variant.options["wire"]
+    first = variant.of(2).phases[0].name in epilogue.phases
     for fused, result, buffers, completion, lanes in itertools.product(
-        epilogue.forms(),
+        epilogue.forms() if first else epilogue.forms()[:1],
         contract.results if epilogue.needs.window and not variant.plain else ("copy",),
         contract.buffers[:1] if variant.plain else contract.buffers,
         contract.completions[:1] if variant.plain else contract.completions,
         (1, 2) if epilogue.needs.lanes else (1,),
     ):
-        odd = (result == "view") ^ (buffers == 2) ^ (completion == "receive_and_send")
-        left_out = odd or (epilogue.needs.lanes and lanes != buffers)
-        if not left_out or (variant.operation == "all_gather" and not variant.plain):
-            yield {
-                "epilogue": _mode(contract, epilogue, variant, fused),
-                "result": result,
-                "buffers": buffers,
-                "completion": completion,
-                "lanes": lanes,
-                **own,
-            }
+        yield {
+            "epilogue": _mode(contract, epilogue, variant, fused),
+            "result": result,
+            "buffers": buffers,
+            "completion": completion,
+            "lanes": lanes,
+            **own,
+        }
 
 
 def _as_plan(options: Mapping[str, Any]) -> dict[str, Any]:

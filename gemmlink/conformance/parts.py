@@ -14,7 +14,7 @@ import gemmlink
 from gemmlink import plugins
 from gemmlink.conformance import served, trials
 from gemmlink.conformance.quick import dtype_pairs
-from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
+from gemmlink.errors import Unavailable, Unsupported
 from gemmlink.spec.contracts import Backend, Capabilities, Epilogue, Transport
 from gemmlink.spec.problem import Problem, dtype_name
 
@@ -103,12 +103,6 @@ def built_in(kind: str) -> list[plugins.Entry]:
 
 def modes_of(asked: str) -> list[Mode]:
     """The modes that a named epilogue stands for. Raises ``Unsupported`` for a form it has not."""
-    if "+" in asked:
-        raise InvalidArgument(
-            "a part is certified alone",
-            f"the pair {asked!r}",
-            f"Run its cells: --quick --epilogue {asked}",
-        )
     name, wanted = served.bare(asked)
     epilogue = cast(Epilogue, plugins.find("epilogue", name))
     forms = epilogue.forms()

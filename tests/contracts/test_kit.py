@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from gemmlink import conformance
 from gemmlink.conformance import (
@@ -21,6 +22,9 @@ from gemmlink.conformance import (
     run_together,
 )
 from gemmlink.conformance.clauses import Desk, clause, require
+from gemmlink.conformance.problems import Case
+from gemmlink.conformance.trials import Part, called, operation_for
+from gemmlink.groups import SELF
 
 _HERE = "tests.contracts"
 #: What each broken transport fails: contract, name, clauses.
@@ -234,6 +238,56 @@ def test_a_broken_epilogue_fails_no_other_clause(name: str) -> None:
     clauses = next(clauses for other, clauses in EPILOGUES if other == name)
     found = {clause.removeprefix("test_") for clause in _epilogue_failures(name)}
     assert found == clauses, _epilogue_failures(name)
+
+
+def test_composing_what_an_epilogue_does_not_serve_fails_a_clause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gemmlink.conformance.epilogues.compose", lambda *arguments: None)
+    values = {"epilogue": f"{_HERE}.broken_phases:Gatherer", "operations": ("all_gather",)}
+    found = failures(type("Gatherer", (EpilogueContract,), values), ranks=False)
+    assert set(found) == {"test_it_states_the_kinds_of_phase_it_serves"}
+    assert "all_to_all, extent 6 is refused with 'nothing'" in str(found)
+
+
+def test_parts_of_a_result_tell_how_they_differ() -> None:
+    right = torch.ones(2, 3)
+    assert Part("local", right, right.double()).wrong() is None
+    assert Part("local", right[:1], right.double()).wrong() == "local has shape (1, 3), not (2, 3)"
+    wrong = right.clone()
+    wrong[1, 2] = torch.nan
+    text = "1 of 6 elements differ in local, first at (1, 2): nan instead of 1.0"
+    assert Part("local", wrong, right.double()).wrong() == text
+
+
+@pytest.mark.parametrize(
+    ("operation", "options"),
+    [
+        ("all_gather", {}),
+        ("all_gather", {"wire_dtype": torch.float8_e4m3fn}),
+        ("all_to_all", {"keep_product": True}),
+        ("reduce_scatter", {}),
+        ("all_reduce", {"wire_dtype": torch.float8_e4m3fn}),
+    ],
+)
+def test_a_trial_notices_an_operation_that_is_wrong(
+    operation: str, options: dict[str, Any]
+) -> None:
+    """And passes one that is right: every part of what it gives is compared."""
+    case = Case(
+        (7,), 6, 33, torch.float32, torch.float32, operation=operation,
+        extent=4 if operation == "all_to_all" else None,
+    )  # fmt: skip
+    wire = options.get("wire_dtype")
+    with operation_for(case, 7, group=SELF, **options) as made:
+        assert [part.wrong() for part in called(made, case, wire_dtype=wire) if part.wrong()] == []
+        found = called(made, case, wire_dtype=wire)
+    assert [part.name for part in found] == (
+        ["received", "local", "product"] if operation == "all_to_all" else ["the result"]
+    )
+    for part in found:
+        part.got[3, 1] += 1
+        assert f"elements differ in {part.name}" in str(part.wrong())
 
 
 def test_an_epilogue_that_leaves_rows_out_is_not_exact() -> None:

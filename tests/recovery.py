@@ -25,14 +25,24 @@ import gemmlink
 from gemmlink.core import call as call_module
 from gemmlink.core.interpret import CallState
 from gemmlink.groups import TorchGroup
+from gemmlink.prepared import Prepared
 from gemmlink.spec.contracts import Lane, Words
 from gemmlink.spec.schedule import Set, Wait, Word
+from tests.operations import OBJECTS, Asked, check
 from tests.pool import PRELOAD
-from tests.refs import a_of, assert_equal, b_of, gathered
 
 MODES = ("fused-push", "split-push", "fused-pull", "split-pull", "fused-lanes", "split-lanes")
 N, K, M = 10, 8, 4
+#: Columns that an all-to-all deals out, to two ranks or to three; the others stay.
+EXTENT = 6
 WORLD, CHUNKS = 3, 2
+#: The other operations, each with a mode of another kind.
+OPERATIONS = (
+    "all_to_all fused-push",
+    "reduce_scatter split-pull",
+    "all_reduce fused-lanes",
+    "all_reduce split-lanes+pull",
+)
 #: Limit of a call where no rank is to reach it, in seconds; hearing of a failure takes far less.
 LIMIT_S = 30.0
 HEARD_S = 10.0
@@ -60,24 +70,27 @@ def fail_when_others_have_ended() -> None:
     fail()
 
 
-def prepared(mode: str, **choices: Any) -> gemmlink.GemmAllGather:
-    """Collective: an operation of the size that these tests use."""
+def prepared(how: str, **choices: Any) -> Any:
+    """Collective: an operation of the size that these tests use.
+
+    ``how`` is a mode, for an all-gather, or an operation and a mode: ``"all_reduce fused-push"``.
+    """
+    name, _, mode = how.rpartition(" ")
     given = {"chunks": CHUNKS, "timeout_s": LIMIT_S, **choices}
-    return gemmlink.GemmAllGather(N, K, 2 * M, epilogue=mode, **given).prepare()
+    if name == "all_to_all":
+        given["extent"] = EXTENT
+    return OBJECTS[name or "all_gather"](N, K, 2 * M, epilogue=mode, **given).prepare()
 
 
-def exact(
-    op: gemmlink.GemmAllGather, call: int, what: str, rows: Sequence[int] | None = None
-) -> None:
+def exact(op: Any, call: int, what: str, rows: Sequence[int] | None = None) -> None:
     """A call with the inputs number ``call``, right in every element."""
     rank = op.group.rank
-    rows = rows or [M] * op.group.world
-    b = b_of(call, N, K)
-    got = op(a_of(rank, call, rows[rank], K), b)
-    assert_equal(got, gathered(call, rows, b), f"rank {rank}, inputs {call}, {what}")
+    rows = tuple(rows or [M] * op.group.world)
+    asked = Asked(op.operation, rows, N, call, EXTENT, k=K)
+    check(op(asked.a(rank), asked.b(rank)), asked, rank, f"inputs {call}, {what}")
 
 
-def attempt(op: gemmlink.GemmAllGather, call: int, what: str) -> Exception | None:
+def attempt(op: Prepared, call: int, what: str) -> Exception | None:
     """A call that may fail: its error, or None after an exact result."""
     try:
         exact(op, call, what)
@@ -99,7 +112,7 @@ def failing(bad: Callable[[], Any]) -> Exception:
     raise AssertionError(f"returned {value!r} where an error was due")
 
 
-def poisoned(op: gemmlink.GemmAllGather, what: str) -> None:
+def poisoned(op: Prepared, what: str) -> None:
     """After a failure neither a call nor a look finds the operation usable."""
     for use in (lambda: exact(op, 0, what), op.check):
         error = failing(use)
@@ -109,18 +122,18 @@ def poisoned(op: gemmlink.GemmAllGather, what: str) -> None:
 # Places.
 
 
-def steps(op: gemmlink.GemmAllGather) -> list[Place]:
+def steps(op: Prepared) -> list[Place]:
     """Every step of this rank's schedule."""
     return [("step", index) for index in range(len(op.launch.program.steps))]
 
 
-def places(op: gemmlink.GemmAllGather) -> list[Place]:
+def places(op: Prepared) -> list[Place]:
     """Every word by which this rank enters a call, then every step of its schedule."""
-    entry = range(ENTRY_WORDS * (op.group.world - 1))
+    entry = range(ENTRY_WORDS * (op.group.world - 1) if op.launch.words is not None else 0)
     return [*(("word", index) for index in entry), *steps(op)]
 
 
-def lane_places(op: gemmlink.GemmAllGather) -> list[Place]:
+def lane_places(op: Prepared) -> list[Place]:
     """Before and after the first copy of each of this rank's lanes, in the lane."""
     lanes = range(len(op.launch.program.lanes))
     return [(kind, index) for index in lanes for kind in ("copy", "copied")]
@@ -132,7 +145,7 @@ def spread(found: Sequence[AnyPlace], count: int) -> list[AnyPlace]:
 
 
 @contextlib.contextmanager
-def before(op: gemmlink.GemmAllGather, place: Place, deed: Deed) -> Iterator[None]:
+def before(op: Prepared, place: Place, deed: Deed) -> Iterator[None]:
     """Within, this rank does ``deed`` before it goes on at ``place``."""
     kind, index = place
     launch = op.launch
@@ -198,7 +211,7 @@ class _Trap:
         return self._words.wait(offset, at_least, timeout_s)
 
 
-def served(op: gemmlink.GemmAllGather, place: Place) -> list[int]:
+def served(op: Prepared, place: Place) -> list[int]:
     """The ranks to which this one has announced all its data when it comes to ``place``."""
     kind, index = place
     left = op.launch.program.steps[index if kind == "step" else 0 :]
@@ -208,7 +221,7 @@ def served(op: gemmlink.GemmAllGather, place: Place) -> list[int]:
 
 
 @contextlib.contextmanager
-def call_limit(op: gemmlink.GemmAllGather, limit_s: float) -> Iterator[None]:
+def call_limit(op: Prepared, limit_s: float) -> Iterator[None]:
     """Within, calls of ``op`` have another limit."""
     with mock.patch.object(op.launch, "timeout_s", limit_s):
         yield
@@ -280,9 +293,7 @@ def own_clock() -> Iterator[Clock]:
 
 
 @contextlib.contextmanager
-def no_patience(
-    op: gemmlink.GemmAllGather, peer: int, when: threading.Event, clock: Clock
-) -> Iterator[None]:
+def no_patience(op: Prepared, peer: int, when: threading.Event, clock: Clock) -> Iterator[None]:
     """Within, and from ``when`` on, the limit passes as soon as a call waits for ``peer``.
 
     What is awaited of any other rank has all the time that it needs, however busy the machine is.

@@ -177,7 +177,7 @@ def test_a_rank_may_be_killed_with_its_lanes(ranks: Ranks, tmp_path: Path, mode:
 # In a reset.
 
 
-def _resetting(path: str, rank: int) -> gemmlink.GemmAllGather:
+def _resetting(path: str, rank: int) -> Any:
     op = prepared("fused-push", group=own_group(path, rank, WORLD))
     exact(op, 1, "before")
     return op

@@ -94,8 +94,7 @@ class Prepared:
         group: Any = None,
         *,
         options: Mapping[str, Any],
-        keep_product: bool = False,
-        deterministic: bool = True,
+        flags: Mapping[str, bool],
         **common: Unpack[Common],
     ) -> None:
         unknown = common.keys() - Common.__annotations__.keys()
@@ -105,8 +104,7 @@ class Prepared:
         self._settings = settings_module.current()
         self._choice = replace(
             chosen(self._settings, common),
-            keep_product=flag("keep_product", keep_product),
-            deterministic=flag("deterministic", deterministic),
+            **{name: flag(name, value) for name, value in flags.items()},
         )
         self.group = groups.resolve(group)
         self._problem = Problem(n, k, max_m, dtype, out_dtype or dtype, torch.device(device))

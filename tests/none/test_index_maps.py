@@ -213,7 +213,7 @@ def test_the_areas_of_a_window_are_those_that_are_used(
     busy = replace(setup, calls=((setup.problem.capacity,) * setup.world,) * 2)
     run = Simulator(busy, 3)
     run.run()
-    areas = areas_used(run.operation, run.schedules, setup.problem)
+    areas = areas_used(run.operation, list(run.schedules), setup.problem)
     sizes: dict[tuple[int, Area], int] = {(a.phase, a.area): a.nbytes for a in areas}
     touched = {(phase, area) for _, phase, area, _ in run.windows}
     assert touched <= sizes.keys()

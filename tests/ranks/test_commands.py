@@ -202,7 +202,7 @@ def test_demo_prints_table_checks_and_verdict(
 def test_conformance_passes_for_what_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--world", "2"]) == 0
     # 5 pairs of dtypes, both forms of the call, 5 sets of M.
-    assert capsys.readouterr().out.splitlines()[-1] == f"{50 * len(MODES)} passed, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{185 * len(MODES)} passed, 0 failed"
 
 
 def test_conformance_fails_for_an_epilogue_that_forgets_a_chunk(

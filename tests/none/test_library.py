@@ -11,7 +11,7 @@ from gemmlink.errors import PeerLost
 
 
 class Work:
-    """A collective that ends behind so many waits; an ``error`` it ends with is raised ever after."""
+    """A collective that ends behind so many waits; from then on it raises ``error``."""
 
     def __init__(self, waits: int, error: str | None = None) -> None:
         self._left = waits

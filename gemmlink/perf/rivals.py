@@ -3,15 +3,17 @@
 An operation may have several ways to get from a product to the result; each is measured with each
 spelling of the product, and the fastest is the rival.
 
-| operation | ways |
-| --- | --- |
-| all_gather | the product gathered |
-| all_to_all | ``packed``: the product, its columns copied into a send buffer, exchanged; ``shards``: a product for each peer, straight into the send buffer, exchanged |
-| reduce_scatter | the product reduced and scattered; ``all_reduce``: reduced everywhere, the own band copied |
-| all_reduce | the product reduced in place |
+| operation | way | what happens to the product |
+| --- | --- | --- |
+| all_gather | | it is gathered |
+| all_to_all | ``packed`` | its columns are copied into a send buffer, which is exchanged |
+| all_to_all | ``shards`` | one for each peer, straight into the send buffer |
+| reduce_scatter | ``reduce_scatter`` | it is reduced and scattered |
+| reduce_scatter | ``all_reduce`` | it is reduced everywhere, and the own band copied |
+| all_reduce | | it is reduced in place |
 
 Torch's blocks have equal sizes: bands need rows that are a multiple of the world.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

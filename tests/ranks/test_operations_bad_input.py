@@ -59,7 +59,7 @@ def _unequal(rank: int, mode: str) -> list[str]:
         for name in ("reduce_scatter", "all_reduce"):
             asked = _asked(name, number, rows)
             with OBJECTS[name](N, K, 9, epilogue=mode) as op:
-                bad = lambda: op(asked.a(rank), asked.b(rank))  # noqa: B023, E731
+                bad: Callable[[], Any] = lambda: op(asked.a(rank), asked.b(rank))  # noqa: B023, E731
                 told.append(f"{rows} {_refused(bad, f'{name} {rows}')}")
                 call(op, _asked(name, number), rank, "after a refusal")
             text = _refused(lambda: _function(asked, rank, mode), f"{name} {rows}")  # noqa: B023
@@ -98,7 +98,7 @@ DIFFERENT: Mapping[str, tuple[str, dict[str, Any], tuple[str, str]]] = {
 
 
 def _different(rank: int) -> dict[str, list[str]]:
-    told = {}
+    told: dict[str, list[str]] = {}
     for number, (what, (name, other, _)) in enumerate(DIFFERENT.items()):
         mine: dict[str, Any] = {"epilogue": "push"}
         if name == "all_to_all":
@@ -181,7 +181,7 @@ def _bad_out(rank: int, name: str, mode: str) -> list[str]:
         for number, make in enumerate(_outs(_asked(name, 0).want(rank).shape)):
             asked = _asked(name, number)
             rest = {"out": make} if rank == 1 else {}
-            bad = lambda: op(asked.a(rank), asked.b(rank), **rest)  # noqa: B023, E731
+            bad: Callable[[], Any] = lambda: op(asked.a(rank), asked.b(rank), **rest)  # noqa: B023, E731
             began = time.monotonic()
             error = failing(bad) if rank == 1 or not _late(name, number) else None
             if error is None:
@@ -312,7 +312,8 @@ def test_what_cannot_be_served_is_said_on_every_rank(ranks: Ranks) -> None:
 def _one_bad(rank: int, mode: str) -> list[str]:
     """Rank 1 alone asks for what cannot be served; the others hear of it in the same call."""
     told = []
-    for number, rest in enumerate(({"wire_dtype": "fp8"}, {"deterministic": 2}, {"b": None})):
+    wrong: list[dict[str, Any]] = [{"wire_dtype": "fp8"}, {"deterministic": 2}, {"b": None}]
+    for number, rest in enumerate(wrong):
         asked = _asked("all_reduce", number)
         mine = rest if rank == 1 else {}
         told.append(_refused(lambda: _function(asked, rank, mode, **mine), "one"))  # noqa: B023
@@ -351,7 +352,7 @@ def _wrong_rows(rank: int, mode: str) -> list[str]:
     with gemmlink.GemmAllToAll(N, K, 9, extent=EXTENT, epilogue=mode) as op:
         for number, said in enumerate(([4, 4], [4, 4, 4, 4], [4, 5, 4], [4, 4, -1])):
             asked = _asked("all_to_all", number)
-            bad = lambda: op(asked.a(rank), asked.b(rank), rows=said)  # noqa: B023, E731
+            bad: Callable[[], Any] = lambda: op(asked.a(rank), asked.b(rank), rows=said)  # noqa: B023, E731
             told.append(_refused(bad, f"rows {said}"))
             asked = replace(asked, rows=(4, 0, 9))
             call(op, asked, rank, "after a refusal", rows=[4, 0, 9])

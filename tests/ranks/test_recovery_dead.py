@@ -187,7 +187,7 @@ def _victim_in_reset(path: str, exchange: int) -> None:
     op = _resetting(path, 1)
     all_gather, came = op.group.all_gather, iter(range(exchange))
 
-    def until_it_dies(*arguments: Any, **named: Any) -> list[bytes]:
+    def until_it_dies(*arguments: Any, **named: Any) -> Any:
         if next(came, None) is None:
             _die()
         return all_gather(*arguments, **named)

@@ -17,7 +17,7 @@ from gemmlink.core.collectives import COLLECTIVES
 from gemmlink.core.flatten import Placed, flatten
 from gemmlink.core.gather import last_of_together
 from gemmlink.core.memory import Memory, Place, Rows
-from gemmlink.core.products import Product, group
+from gemmlink.core.products import Columns, Product, group
 from gemmlink.core.sums import ordered_sum
 from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
@@ -119,6 +119,8 @@ class HostProgram:
         for found in group(placed, self._plan.chunks, self._phases if merge else None):
             if isinstance(found, Product):
                 steps.append(Step(found.placed, self._produce(found)))
+            elif isinstance(found, Columns):
+                steps.append(Step(found.placed, self._produce_columns(found)))
             else:
                 action, actor = found.action, found.actor
                 in_lane = actor in self.lanes
@@ -155,8 +157,7 @@ class HostProgram:
     def _produce(self, product: Product) -> Callable[[CallState], None]:
         """Multiply, or take what was summed; encode it where it travels so; put it in its place."""
         store = product.store
-        if store.region.source != self._plan.rank:
-            raise InvalidArgument("a rank stores its own product", f"'{store}'")
+        self._check_own(product)
         find = self._span(product)
         low, high = self.memory.cols(store.region)
         whole = high - low == self.memory.problem.n
@@ -181,6 +182,31 @@ class HostProgram:
                 wire.encode(rows, target)
 
         return encoded if product.encoded else plain
+
+    def _produce_columns(self, columns: Columns) -> Callable[[CallState], None]:
+        """Multiply once into scratch rows; put each product's columns in their place."""
+        for product in columns.products:
+            self._check_own(product)
+        finds = [self._span(product) for product in columns.products]
+        cols = [self.memory.cols(product.store.region) for product in columns.products]
+        low, high = cols[0][0], cols[-1][1]
+        multiply, n = self._backend.multiply, self.memory.problem.n
+
+        def step(call: CallState) -> None:
+            first, last, _ = finds[0](call)
+            if last == first or low == high:
+                return
+            rows = self.memory.scratch()[first:last, low:high]
+            a = call.a if last - first == call.m else call.a[first:last]
+            multiply(a, call.b if high - low == n else call.b[low:high], rows)
+            for find, (begin, end) in zip(finds, cols, strict=True):
+                find(call)[2].copy_(rows[:, begin - low : end - low])
+
+        return step
+
+    def _check_own(self, product: Product) -> None:
+        if product.store.region.source != self._plan.rank:
+            raise InvalidArgument("a rank stores its own product", f"'{product.store}'")
 
     def _span(self, product: Product) -> Callable[[CallState], Place]:
         """What finds the rows of a product: of one region, or of the first to the last."""

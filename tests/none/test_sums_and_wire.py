@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gemmlink.core import wire
 from gemmlink.core.flatten import flatten
-from gemmlink.core.products import Product, group
+from gemmlink.core.products import Columns, Product, group
 from gemmlink.core.sums import ordered_sum
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.operations import all_reduce, all_to_all, band_rows, checked_extent
@@ -203,7 +203,13 @@ def _products(merge: bool, mode: str, operation: str, **choices: Any) -> list[Pr
     plan = Plan(1, 3, 2, fused, phases=len(made.phases), **choices)
     placed = flatten(epilogue.schedule(made.phases[0], plan))
     found = group(placed, plan.chunks, made.phases if merge else None)
-    return [item for item in found if isinstance(item, Product)]
+    products: list[Product] = []
+    for item in found:
+        if isinstance(item, Columns):
+            products += item.products
+        elif isinstance(item, Product):
+            products.append(item)
+    return products
 
 
 @pytest.mark.parametrize("mode", ["split-push", "split-pull", "split-lanes", "collective"])
@@ -225,8 +231,8 @@ def test_what_is_announced_in_between_is_not_one_product(mode: str, operation: s
 
 
 @pytest.mark.parametrize("mode", ["split-push", "split-pull", "split-lanes"])
-def test_columns_are_never_one_product_and_rows_of_one_place_are(mode: str) -> None:
-    """Shards of columns have places of their own; the chunks of one lie behind each other."""
+def test_columns_keep_places_of_their_own(mode: str) -> None:
+    """They may be multiplied together; only the chunks of one shard lie behind each other."""
     made = _products(True, mode, "all_to_all")
     assert [(product.store.region.part, product.end.part) for product in made] == [
         (part, part) for part in range(4)

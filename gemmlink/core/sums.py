@@ -21,11 +21,12 @@ _kept = threading.local()
 def ordered_sum(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """``out[:] = terms[0] + terms[1] + ...``, in this order, in float32, rounded once.
 
-    All are ``(rows, n)`` and of one dtype. ``out`` may overlap no term.
+    All are ``(rows, n)``, the terms of one dtype. ``out`` may overlap no term.
     """
+    dtype = terms[0].dtype
     if len(terms) == 1:
         out.copy_(terms[0])
-    elif len(terms) == 2 or out.dtype == torch.float32:
+    elif dtype == out.dtype and (len(terms) == 2 or dtype == torch.float32):
         # The sum of two numbers is rounded once, whatever their dtype.
         torch.add(terms[0], terms[1], out=out)
         for term in terms[2:]:
@@ -36,7 +37,7 @@ def ordered_sum(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 def _sum_by_blocks(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     rows, n = out.shape
-    step = min(rows, max(1, _BLOCK // max(1, n)))
+    step = max(1, min(rows, _BLOCK // max(1, n)))
     total = _scratch(step * n, out.device)
     for first in range(0, rows, step):
         count = min(step, rows - first)

@@ -1,0 +1,109 @@
+"""Everything built in, in every variant, as cases for the adversary.
+
+M changes from call to call, so that whatever is where it was not before shows: blocks of ranks that
+are even, ragged, or empty. Three calls are enough to use two buffers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from gemmlink.conformance.adversary.case import Request, rows_of
+from gemmlink.epilogues.collective import LibraryCollective
+from gemmlink.epilogues.lanes import Lanes
+from gemmlink.epilogues.pull import Pull
+from gemmlink.epilogues.push import Push
+from gemmlink.spec.contracts import Epilogue
+
+OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+
+#: M of each rank in each call, for operations whose ranks may differ. Repeated for more ranks.
+_RAGGED: Mapping[str, Sequence[Sequence[int]]] = {
+    "even": ((2, 2), (1, 1), (2, 2)),
+    "ragged": ((2, 1), (1, 2), (2, 2)),
+    "empty": ((0, 2), (2, 0), (1, 0)),
+}
+#: The same where products are added.
+_EQUAL: Mapping[str, Sequence[int]] = {"even": (3, 2, 4), "empty": (2, 0, 1)}
+
+
+def requests(world: int = 2) -> Iterator[Request]:
+    """All variants at ``world`` ranks."""
+    for operation in OPERATIONS:
+        for epilogues, fused, extra in _modes(operation):
+            for plan in _plans(epilogues, extra):
+                yield from _request(operation, epilogues, fused, plan, world)
+
+
+def _modes(operation: str) -> Iterator[tuple[tuple[Epilogue, ...], bool, dict[str, Any]]]:
+    """Epilogues, form of the first, and what concerns its lanes."""
+    yield (LibraryCollective(),), False, {}
+    single: tuple[Epilogue, ...] = (Push(), Pull(), Lanes())
+    pairs = product(single, single) if operation == "all_reduce" else ()
+    for epilogues in [*((each,) for each in single), *((a, b) for a, b in pairs if a.name != b.name)]:
+        for fused in (False, True):
+            if any(epilogue.needs.lanes for epilogue in epilogues):
+                for order, lanes in product(("in_order", "after_drain"), (1, 2)):
+                    yield epilogues, fused, {"lane_order": order, "lanes": lanes}
+            else:
+                yield epilogues, fused, {}
+
+
+def _plans(epilogues: Sequence[Epilogue], extra: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if not epilogues[0].needs.window:
+        yield extra
+        return
+    for view, buffers, complete in product((False, True), (1, 2), (False, True)):
+        yield {"view": view, "buffers": buffers, "send_complete": complete, **extra}
+    if len(epilogues) == 1 and epilogues[0].needs.common:
+        yield {"view": True, "common": True}
+        yield {"view": True, "common": True, "buffers": 2}
+
+
+def _request(
+    operation: str,
+    epilogues: tuple[Epilogue, ...],
+    fused: bool,
+    plan: dict[str, Any],
+    world: int,
+) -> Iterator[Request]:
+    if plan.get("common") and operation != "all_gather":
+        return
+    chunks = 2 if fused else 1
+    if plan.get("lanes", 1) > 1:
+        chunks = 2
+    base = {"fused": fused, "plan": plan, "chunks": chunks}
+    for rows in _rows(operation, world):
+        for n, options in _options(operation, world, plan):
+            request = Request(operation, epilogues, rows=rows, n=n, options=options, **base)
+            yield request
+    if epilogues[0].needs.window and not plan["view"]:
+        n, options = next(_options(operation, world, plan))
+        rows = list(_rows(operation, world))[-2]
+        yield Request(operation, epilogues, rows=rows, n=n, options=options, entry=True, **base)
+
+
+def _rows(operation: str, world: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    if operation in ("reduce_scatter", "all_reduce"):
+        for pattern in _EQUAL.values():
+            yield rows_of([(m,) * world for m in pattern])
+    else:
+        for calls in _RAGGED.values():
+            yield rows_of([[call[rank % 2] for rank in range(world)] for call in calls])
+
+
+def _options(
+    operation: str, world: int, plan: Mapping[str, Any]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Columns, and arguments of the operation."""
+    if operation == "all_to_all":
+        yield 2 * world, {}
+        yield 2 * world + 1, {"extent": 2 * world}
+    else:
+        yield 2, {}
+    if operation in ("all_gather", "all_reduce") and not plan.get("view"):
+        yield 2, {"wire": torch.float8_e4m3fn}

@@ -186,16 +186,18 @@ def _reader(operation: Operation, schedule: Schedule, grid: Grid) -> Strand:
     if plan.view:
         at, area = plan.rank, "sum" if phase.sums else "inbox"
     sources = (plan.rank,) if phase.sums else plan.everyone
-    shown: list[tuple[Region, int, lowered.Place]] = []
+    writes = plan.view and plan.send_complete
+    shown: list[Show] = []
     for source in sources:
         regions = (Region(source, c, phase.part_for(plan.rank), last) for c in range(plan.chunks))
-        shown += [(region, at, area) for region in regions]
+        shown += [Show(_first(region), at, area, writes) for region in regions]
     first = operation.phases[0]
     for part in range(len(first.routes)) if plan.keep else first.kept():
-        shown += [(Region(plan.rank, c, part), LOCAL, "product") for c in range(plan.chunks)]
+        kept = (Region(plan.rank, c, part) for c in range(plan.chunks))
+        shown += [Show(_first(region), LOCAL, "product") for region in kept]
     actions: list[lowered.Action] = [Join(schedule.programs[-1].actor)]
-    for tile in range(grid.tiles):
-        actions += [Show(Tile(region, tile, grid.tiles), at, area) for region, at, area in shown]
+    for index in range(grid.tiles):
+        actions += [replace(show, tile=Tile(show.tile.region, index, grid.tiles)) for show in shown]
     return Strand(READER, 0, "host", tuple(actions))
 
 

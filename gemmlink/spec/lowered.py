@@ -129,14 +129,20 @@ class Put:
 
 @dataclass(frozen=True)
 class Show:
-    """The caller, not gemmlink, reads a tile of what the call gave him."""
+    """The caller, not gemmlink, reads a tile of what the call gave him.
+
+    ``writes``: and writes to it afterwards, as he may to a view after a call that was complete on
+    the sending side, too. To publish that as far as the system is his business.
+    """
 
     tile: Tile
     at: int
     area: Place
+    writes: bool = False
 
     def __str__(self) -> str:
-        return f"show {self.tile} in {_where(self.at, self.area)}"
+        then = ", then written to" if self.writes else ""
+        return f"show {self.tile} in {_where(self.at, self.area)}{then}"
 
 
 @dataclass(frozen=True)

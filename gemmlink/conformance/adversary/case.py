@@ -40,9 +40,7 @@ class Case:
 
     def changed(self, name: str, change: Change) -> Case:
         """The same with something done otherwise on all ranks."""
-        return replace(
-            self, name=f"{self.name}: {name}", lowered=tuple(map(change, self.lowered))
-        )
+        return replace(self, name=f"{self.name}: {name}", lowered=tuple(map(change, self.lowered)))
 
 
 @dataclass(frozen=True)

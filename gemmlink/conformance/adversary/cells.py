@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmlink.spec.lowered import Lowered, Place, Tile
 from gemmlink.spec.places import Places
-from gemmlink.spec.schedule import LOCAL
+from gemmlink.spec.schedule import LOCAL, Area
 
 #: Areas of private memory that are new in every call.
 _FRESH = ("product", "result")
@@ -28,9 +28,7 @@ class Cells:
         self._plan = plan
         self._capacity = capacity
         self._phases = lowered.operation.phases
-        self._places = [
-            Places(phase, plan.world, plan.chunks, capacity) for phase in self._phases
-        ]
+        self._places = [Places(phase, plan.world, plan.chunks, capacity) for phase in self._phases]
 
     def cell(self, *key: Any) -> int:
         """The number of a place."""
@@ -87,8 +85,7 @@ class Cells:
                 low, high = low + origin, high + origin
             base = (LOCAL, (rank, call if area in _FRESH else 0), area)
         else:
-            assert area not in ("product", "scratch", "result"), f"{area} in a window"
-            start = places.first_row(region, area, m, self._slots(rows))
+            start = places.first_row(region, _shared(area), m, self._slots(rows))
             owner = 0 if self._plan.common else at
             base = (owner, (call % self._plan.buffers, region.phase), area)
         return [
@@ -102,3 +99,9 @@ class Cells:
         if self._plan.view:
             return list(accumulate(rows, initial=0))
         return [rank * self._capacity for rank in range(self._plan.world)]
+
+
+def _shared(area: Place) -> Area:
+    if area == "product" or area == "scratch" or area == "result":
+        raise ValueError(f"no window has an area {area!r}")
+    return area

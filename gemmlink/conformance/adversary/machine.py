@@ -14,7 +14,7 @@ from typing import Any
 
 from gemmlink.conformance.adversary import values
 from gemmlink.conformance.adversary.faults import Fault
-from gemmlink.conformance.adversary.memory import Agent, Memory, Message, who
+from gemmlink.conformance.adversary.memory import Agent, Memory, Message, latest, who
 from gemmlink.conformance.adversary.mood import Mood
 from gemmlink.conformance.adversary.program import Code, Program
 from gemmlink.conformance.adversary.values import Value, say
@@ -65,7 +65,7 @@ class Task:
         while pc < len(ops):
             name, argument = ops[pc]
             if machine.story is not None:
-                machine.tell(self, self.code.texts[pc])
+                machine.tell(self, self.code.text(pc))
             came = table[name](self, argument)
             if came == BLOCKED:
                 self.pc = pc
@@ -256,7 +256,7 @@ class Machine:
         key = (task.rank, task.call, task.code.strand.actor)
         known = self._clocks.get(key)
         clock = task.agent.know
-        self._clocks[key] = list(clock) if known is None else list(map(max, known, clock))
+        self._clocks[key] = list(clock) if known is None else latest(known, clock)
         self._running[key] -= 1
         if not self._running[key]:
             self.ready += self._joining.pop(key, [])
@@ -272,7 +272,7 @@ class Machine:
         clock = [0] * len(self.agents)
         for code in self.program.codes[rank][call - 1]:
             if code.strand.kind != "queue":
-                clock = list(map(max, clock, self._clocks[rank, call, code.strand.actor]))
+                clock = latest(clock, self._clocks[rank, call, code.strand.actor])
         return clock
 
     # Actions. Each takes the task and what the action was compiled to.
@@ -305,7 +305,8 @@ class Machine:
             store(agent, cell, value, index & 1 == 1)
         return ON
 
-    def _show(self, task: Task, wanted: list[tuple[int, Value]]) -> int:
+    def _show(self, task: Task, argument: tuple[list[tuple[int, Value]], bool]) -> int:
+        wanted, writes = argument
         for cell, value in wanted:
             found = self.memory.load(task.agent, cell)
             if found != value:
@@ -314,6 +315,10 @@ class Machine:
                     "wrong",
                     f"{who(task.agent)} finds {say(found)} in {place}, must find {say(value)}",
                 )
+        if writes:
+            for cell, _ in wanted:
+                self.memory.store(task.agent, cell, values.SCRIBBLE)
+            self.memory.publish(task.agent, "system")
         return TURN
 
     def _copy(self, task: Task, pairs: list[tuple[int, int]]) -> int:
@@ -353,10 +358,10 @@ class Machine:
             task.elected.add(number)
         # Nobody else may see or change the clock that the counter keeps.
         task.agent.know = list(task.agent.know)
-        return TURN
+        return ON
 
-    def _announce(self, task: Task, argument: tuple[int, int, Scope, int | None]) -> int:
-        word, value, scope, by = argument
+    def _announce(self, task: Task, argument: tuple[int, int, Scope, int | None, bool]) -> int:
+        word, value, scope, by, last = argument
         if by is not None and by not in task.elected:
             return ON
         self._check_word(task, word, value)
@@ -365,7 +370,7 @@ class Machine:
         self._count += 1
         at = self.program.words[word][1]
         self.ready.append(Delivery(self._count, at, self.mood.weight(), word, written))
-        return TURN
+        return TURN if last else ON
 
     def _check_word(self, task: Task, number: int, value: int) -> None:
         word, at = self.program.words[number]
@@ -379,8 +384,8 @@ class Machine:
             )
         self.issued[number] = value
 
-    def _wait(self, task: Task, argument: tuple[int, int, Scope | None]) -> int:
-        word, wanted, scope = argument
+    def _wait(self, task: Task, argument: tuple[int, int, Scope | None, bool]) -> int:
+        word, wanted, scope, last = argument
         written = self.words[word]
         if written.value < wanted:
             task.waits_for = (word, wanted)
@@ -390,7 +395,7 @@ class Machine:
         task.heard.append(written)
         if scope is not None:
             self._acquire(task, scope)
-        return TURN
+        return TURN if last else ON
 
     def _acquire(self, task: Task, scope: Scope) -> int:
         agent = task.agent
@@ -408,7 +413,7 @@ class Machine:
             return BLOCKED
         task.waits_for = None
         task.agent.learn(self._clocks[key])
-        return TURN
+        return ON
 
     def _post(self, task: Task, argument: tuple[list[int], Value]) -> int:
         cells, record = argument

@@ -87,7 +87,7 @@ class Agent:
 
     def learn(self, clock: Sequence[int]) -> None:
         """From now on all that ``clock`` tells of precedes."""
-        self.know = list(map(max, self.know, clock))
+        self.know = latest(self.know, clock)
 
     def tick(self) -> int:
         """Release once more; the number of this release."""
@@ -320,7 +320,15 @@ class Memory:
         agent = self._agents[message.agent]
         if not agent.number:
             return "nobody has stored there"
-        return f"rank {agent.rank}'s {agent.name} stored {say(message.value)} in call {message.call}"
+        return (
+            f"rank {agent.rank}'s {agent.name} stored {say(message.value)} in call {message.call}"
+        )
+
+
+def latest(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """What both clocks tell of."""
+    # Several times as fast as mapping max, and done a few hundred times in a run.
+    return [a if a > b else b for a, b in zip(one, other, strict=True)]
 
 
 def who(agent: Agent) -> str:

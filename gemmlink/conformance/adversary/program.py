@@ -43,12 +43,16 @@ Op = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Code:
-    """A strand in one call. ``ops`` and ``texts`` go together; ``agent`` is who walks it."""
+    """A strand in one call. ``agent`` walks it; ``places``: of each op the actions, half open."""
 
     strand: Strand
     agent: int
     ops: tuple[Op, ...]
-    texts: tuple[str, ...]
+    places: tuple[tuple[int, int], ...]
+
+    def text(self, op: int) -> str:
+        """An op in words."""
+        return "; ".join(str(action) for action in self.strand.actions[slice(*self.places[op])])
 
 
 @dataclass
@@ -91,9 +95,7 @@ class _Compiler:
 
     def _call(self, lowered: Lowered, call: int) -> list[Code]:
         rows = self._case.rows[call - 1]
-        return [
-            _Strand(self, lowered, strand, call, rows).code() for strand in lowered.strands
-        ]
+        return [_Strand(self, lowered, strand, call, rows).code() for strand in lowered.strands]
 
     # Numbers.
 
@@ -134,31 +136,44 @@ class _Strand:
 
     def code(self) -> Code:
         ops: list[Op] = []
-        texts: list[str] = []
+        places: list[tuple[int, int]] = []
         actions, index = self._strand.actions, 0
         while index < len(actions):
             taken, op = self._op(actions, index)
             ops.append(op)
-            texts.append("; ".join(str(action) for action in actions[index : index + taken]))
+            places.append((index, index + taken))
             index += taken
         self._check_shown()
-        return Code(
-            self._strand, self._owner.agent(self._rank, self._strand), tuple(ops), tuple(texts)
-        )
+        agent = self._owner.agent(self._rank, self._strand)
+        return Code(self._strand, agent, tuple(ops), tuple(places))
 
     def _op(self, actions: Sequence[Action], index: int) -> tuple[int, Op]:
         """What the action at ``index`` compiles to, together with those that follow."""
         action = actions[index]
-        following = tuple(actions[index : index + 3])
-        kinds = [type(each) for each in following]
-        if kinds == [Retire, Barrier, Release] and isinstance(following[2], Release):
-            return 3, ("publish", following[2].scope)
         if isinstance(action, Wait):
-            wanted = (self._owner.word(action.word, self._rank), self._call - action.lag)
-            if len(following) > 1 and isinstance(following[1], Acquire):
-                return 2, ("wait", (*wanted, following[1].scope))
-            return 1, ("wait", (*wanted, None))
+            return self._wait(action, actions, index)
+        if isinstance(action, Announce):
+            last = not _is(actions, index + 1, Announce)
+            return 1, ("announce", (*self._words(action), last))
+        if isinstance(action, Retire) and _is(actions, index + 1, Barrier):
+            third = actions[index + 2] if index + 2 < len(actions) else None
+            if isinstance(third, Release):
+                return 3, ("publish", third.scope)
         return 1, self._single(action)
+
+    def _wait(self, action: Wait, actions: Sequence[Action], index: int) -> tuple[int, Op]:
+        """Waits that follow each other are one turn, if they need not wait."""
+        word, wanted = self._owner.word(action.word, self._rank), self._call - action.lag
+        following = actions[index + 1] if index + 1 < len(actions) else None
+        if isinstance(following, Acquire):
+            last = not _is(actions, index + 2, Wait)
+            return 2, ("wait", (word, wanted, following.scope, last))
+        return 1, ("wait", (word, wanted, None, True))
+
+    def _words(self, action: Announce) -> tuple[Any, ...]:
+        by = None if action.by is None else self._owner.counter(self._rank, action.by)
+        word = self._owner.word(action.word, action.at)
+        return word, self._call - action.lag, action.scope, by
 
     def _single(self, action: Action) -> Op:
         if isinstance(action, Make):
@@ -174,7 +189,7 @@ class _Strand:
         if isinstance(action, Copy):
             return "copy", self._pairs(action)
         if isinstance(action, Show):
-            return "show", self._expected(action)
+            return "show", (self._expected(action), action.writes)
         return self._fence_or_word(action)
 
     def _fence_or_word(self, action: Action) -> Op:
@@ -185,10 +200,6 @@ class _Strand:
             return type(action).__name__.lower(), None
         if isinstance(action, Elect):
             return "elect", (owner.counter(rank, action.counter), action.of)
-        if isinstance(action, Announce):
-            by = None if action.by is None else owner.counter(rank, action.by)
-            word = owner.word(action.word, action.at)
-            return "announce", (word, self._call - action.lag, action.scope, by)
         if isinstance(action, Join):
             return "join", action.actor
         if isinstance(action, Post):
@@ -259,8 +270,7 @@ class _Strand:
             for rank in range(len(self._rows))
         ]
         return given, [
-            (cell, [(rank, indices[rank][place]) for rank, place in terms])
-            for cell, terms in takes
+            (cell, [(rank, indices[rank][place]) for rank, place in terms]) for cell, terms in takes
         ]
 
     def _follows_sum(self, name: str) -> bool:
@@ -306,3 +316,7 @@ class _Strand:
 
 def _place(region: Region) -> tuple[int, int, int]:
     return region.chunk, region.part, region.phase
+
+
+def _is(actions: Sequence[Action], index: int, kind: type) -> bool:
+    return index < len(actions) and isinstance(actions[index], kind)

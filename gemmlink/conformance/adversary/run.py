@@ -13,7 +13,7 @@ from gemmlink.conformance.adversary.program import Program, compile_case
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: ``trace`` is its hash, ``turns`` its length, ``fault`` what went wrong."""
+    """What came of a run: the hash of its trace, its length in turns, what went wrong."""
 
     case: str
     seed: int

@@ -19,24 +19,29 @@ from gemmlink.epilogues.pull import Pull
 from gemmlink.epilogues.push import Push
 from gemmlink.spec.contracts import Epilogue
 
+#: M of every rank, call by call.
+Rows = tuple[tuple[int, ...], ...]
+
 OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
-#: M of each rank in each call, for operations whose ranks may differ. Repeated for more ranks.
-_RAGGED: Mapping[str, Sequence[Sequence[int]]] = {
-    "even": ((2, 2), (1, 1), (2, 2)),
-    "ragged": ((2, 1), (1, 2), (2, 2)),
-    "empty": ((0, 2), (2, 0), (1, 0)),
-}
+#: M of each rank in each call, for operations whose ranks may differ: ragged, empty, even. What
+#: the first two ranks have is repeated for others.
+_RAGGED: Sequence[Sequence[int]] = ((2, 1), (0, 2), (2, 2))
 #: The same where products are added.
-_EQUAL: Mapping[str, Sequence[int]] = {"even": (3, 2, 4), "empty": (2, 0, 1)}
+_EQUAL: Sequence[int] = (3, 0, 4)
+#: More of both, for whoever has time.
+_MORE_RAGGED = (((2, 2), (1, 1), (2, 2)), ((1, 2), (2, 0), (1, 0)))
+_MORE_EQUAL = ((3, 2, 4), (2, 1, 3))
 
 
-def requests(world: int = 2) -> Iterator[Request]:
-    """All variants at ``world`` ranks."""
+def requests(world: int = 2, more: bool = False) -> Iterator[Request]:
+    """All variants at ``world`` ranks; with ``more`` sequences of M if asked for."""
     for operation in OPERATIONS:
         for epilogues, fused, extra in _modes(operation):
             for plan in _plans(epilogues, extra):
-                yield from _request(operation, epilogues, fused, plan, world)
+                yield from _requests_of(
+                    operation, epilogues, fused, plan, _rows(operation, world, more)
+                )
 
 
 def _modes(operation: str) -> Iterator[tuple[tuple[Epilogue, ...], bool, dict[str, Any]]]:
@@ -44,7 +49,10 @@ def _modes(operation: str) -> Iterator[tuple[tuple[Epilogue, ...], bool, dict[st
     yield (LibraryCollective(),), False, {}
     single: tuple[Epilogue, ...] = (Push(), Pull(), Lanes())
     pairs = product(single, single) if operation == "all_reduce" else ()
-    for epilogues in [*((each,) for each in single), *((a, b) for a, b in pairs if a.name != b.name)]:
+    for epilogues in [
+        *((each,) for each in single),
+        *((a, b) for a, b in pairs if a.name != b.name),
+    ]:
         for fused in (False, True):
             if any(epilogue.needs.lanes for epilogue in epilogues):
                 for order, lanes in product(("in_order", "after_drain"), (1, 2)):
@@ -64,36 +72,34 @@ def _plans(epilogues: Sequence[Epilogue], extra: dict[str, Any]) -> Iterator[dic
         yield {"view": True, "common": True, "buffers": 2}
 
 
-def _request(
+def _requests_of(
     operation: str,
     epilogues: tuple[Epilogue, ...],
     fused: bool,
     plan: dict[str, Any],
-    world: int,
+    all_rows: Sequence[Rows],
 ) -> Iterator[Request]:
     if plan.get("common") and operation != "all_gather":
         return
-    chunks = 2 if fused else 1
-    if plan.get("lanes", 1) > 1:
-        chunks = 2
-    base = {"fused": fused, "plan": plan, "chunks": chunks}
-    for rows in _rows(operation, world):
+    chunks = 2 if fused or plan.get("lanes", 1) > 1 else 1
+    base: dict[str, Any] = {"fused": fused, "plan": plan, "chunks": chunks}
+    world = len(all_rows[0][0])
+    for rows in all_rows:
         for n, options in _options(operation, world, plan):
-            request = Request(operation, epilogues, rows=rows, n=n, options=options, **base)
-            yield request
+            yield Request(operation, epilogues, rows=rows, n=n, options=options, **base)
     if epilogues[0].needs.window and not plan["view"]:
         n, options = next(_options(operation, world, plan))
-        rows = list(_rows(operation, world))[-2]
+        rows = all_rows[0]
         yield Request(operation, epilogues, rows=rows, n=n, options=options, entry=True, **base)
 
 
-def _rows(operation: str, world: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _rows(operation: str, world: int, more: bool) -> list[Rows]:
     if operation in ("reduce_scatter", "all_reduce"):
-        for pattern in _EQUAL.values():
-            yield rows_of([(m,) * world for m in pattern])
+        patterns = [[(m,) * world for m in calls] for calls in (_EQUAL, *_MORE_EQUAL)]
     else:
-        for calls in _RAGGED.values():
-            yield rows_of([[call[rank % 2] for rank in range(world)] for call in calls])
+        ragged = (_RAGGED, *_MORE_RAGGED)
+        patterns = [[tuple(call[r % 2] for r in range(world)) for call in c] for c in ragged]
+    return [rows_of(pattern) for pattern in (patterns if more else patterns[:1])]
 
 
 def _options(

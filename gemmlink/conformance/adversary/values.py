@@ -21,6 +21,9 @@ Value = tuple[Any, ...]
 #: What memory holds before anybody has stored there.
 POISON: Value = ("poison",)
 
+#: What a caller writes over a result that is his.
+SCRIBBLE: Value = ("scribble",)
+
 
 def product(call: int, rank: int, row: int, col: int) -> Value:
     """An element of the product of ``rank`` in ``call``."""
@@ -89,6 +92,8 @@ def say(value: Value) -> str:
         return "(" + " + ".join(say(term) for term in value[1:]) + ")"
     if value[0] == "poison":
         return "what was there before anybody stored"
+    if value[0] == "scribble":
+        return "what the caller wrote over his view"
     if value[0] == "record":
         return f"the record of call {value[1]} with M {value[2]}"
     return f"{value[0]} {say(value[1])}"

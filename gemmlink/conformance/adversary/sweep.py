@@ -1,7 +1,7 @@
 """Everything built in, in every variant, as cases for the adversary.
 
 M changes from call to call, so that whatever is where it was not before shows: blocks of ranks that
-are even, ragged, or empty. Three calls are enough to use two buffers again.
+are even, ragged, or empty. Four calls use each of two buffers twice.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Rows = tuple[tuple[int, ...], ...]
 
 OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
-#: M of each rank in each call, for operations whose ranks may differ: ragged, empty, even. What
-#: the first two ranks have is repeated for others.
-_RAGGED: Sequence[Sequence[int]] = ((2, 1), (0, 2), (2, 2))
+#: M of each rank in each call, for operations whose ranks may differ. Blocks move from call to call
+#: and still overlap those of the call before (and of the one before that, which had the same of two
+#: buffers); one rank has nothing to send once. What the first two ranks have is repeated for others.
+_RAGGED: Sequence[Sequence[int]] = ((2, 1), (1, 2), (0, 2), (2, 2))
 #: The same where products are added.
-_EQUAL: Sequence[int] = (3, 0, 4)
+_EQUAL: Sequence[int] = (3, 4, 0, 2)
 #: More of both, for whoever has time.
-_MORE_RAGGED = (((2, 2), (1, 1), (2, 2)), ((1, 2), (2, 0), (1, 0)))
-_MORE_EQUAL = ((3, 2, 4), (2, 1, 3))
+_MORE_RAGGED = (((2, 2), (1, 1), (2, 2)), ((1, 2), (2, 0), (1, 1), (0, 0)))
+_MORE_EQUAL = ((3, 2, 4), (2, 1, 0, 1, 3))
 
 
 def requests(world: int = 2, more: bool = False) -> Iterator[Request]:

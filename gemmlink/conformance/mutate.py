@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from gemmlink.conformance.adversary.case import Case
 from gemmlink.conformance.adversary.run import Outcome, first_fault
+from gemmlink.spec.lower import READER
 from gemmlink.spec.lowered import (
     Acquire,
     Action,
@@ -50,19 +51,25 @@ def edited(lowered: Lowered, edit: Edit) -> Lowered:
 
 
 # Mechanical ones. They name an action by its strand's and its own index, as of rank 0: the strands
-# of other ranks are built alike.
+# of other ranks are built alike. The reader is left alone: he is who notices.
+
+
+def _strands(lowered: Lowered) -> Iterator[tuple[int, Strand]]:
+    for place, strand in enumerate(lowered.strands):
+        if strand.actor != READER:
+            yield place, strand
 
 
 def deletions(lowered: Lowered) -> Iterator[Mutant]:
     """Every single action deleted in turn."""
-    for place, strand in enumerate(lowered.strands):
+    for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
             yield _at(f"without '{action}' in {strand.name}", place, index, lambda found: found[1:])
 
 
 def swaps(lowered: Lowered) -> Iterator[Mutant]:
     """Every two neighbours exchanged in turn."""
-    for place, strand in enumerate(lowered.strands):
+    for place, strand in _strands(lowered):
         for index, (one, two) in enumerate(zip(strand.actions, strand.actions[1:], strict=False)):
             name = f"'{two}' before '{one}' in {strand.name}"
             yield _at(name, place, index, lambda found: (found[1], found[0], *found[2:]))
@@ -70,7 +77,7 @@ def swaps(lowered: Lowered) -> Iterator[Mutant]:
 
 def narrowings(lowered: Lowered) -> Iterator[Mutant]:
     """Every scope narrowed in turn."""
-    for place, strand in enumerate(lowered.strands):
+    for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
             if isinstance(action, Release | Acquire | Announce) and action.scope == "system":
                 yield _at(f"only for the device, '{action}' in {strand.name}", place, index, _narrow)

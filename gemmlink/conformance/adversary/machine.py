@@ -299,10 +299,12 @@ class Machine:
         return ON
 
     def _put(self, task: Task, cells: list[int]) -> int:
-        store, agent = self.memory.store, task.agent
+        store, agent, registers = self.memory.store, task.agent, task.registers
+        if len(registers) != len(cells):  # nobody made this tile
+            registers = [values.POISON] * len(cells)
         # Every other element is another wave's.
-        for index, (cell, value) in enumerate(zip(cells, task.registers, strict=True)):
-            store(agent, cell, value, index & 1 == 1)
+        for index, cell in enumerate(cells):
+            store(agent, cell, registers[index], index & 1 == 1)
         return ON
 
     def _show(self, task: Task, argument: tuple[list[tuple[int, Value]], bool]) -> int:

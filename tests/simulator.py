@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 import torch
 
 from gemmlink.core.compose import Choice, compose
-from gemmlink.core.memory import sums_into
 from gemmlink.core.prepare import Request, schedule_for
 from gemmlink.spec.operations import Operation
-from gemmlink.spec.places import Places, result_shape
+from gemmlink.spec.places import Places, result_shape, sums_into
 from gemmlink.spec.problem import Problem
 from gemmlink.spec.schedule import (
     LOCAL,

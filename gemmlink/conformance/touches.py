@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gemmlink.core.memory import sums_into
 from gemmlink.spec.operations import Operation
+from gemmlink.spec.places import sums_into
 from gemmlink.spec.schedule import (
     LOCAL,
     Action,

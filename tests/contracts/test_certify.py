@@ -19,6 +19,7 @@ from gemmlink.errors import Unavailable
 from gemmlink.spawn import RankFailed
 from gemmlink.spec.contracts import Capabilities
 from gemmlink.transport.shm import SharedMemory
+from tests.contracts.forked import run_ranks_forked
 
 HERE = "tests.contracts.test_certify"
 CHOOSY = "tests.contracts.broken_backends:Choosy"
@@ -268,6 +269,7 @@ def test_ranks_report_which_clause_failed(
     """On real ranks, and only the contracts of the part that was named."""
     monkeypatch.setitem(catalog.CONTRACTS, "transport", (WordsContract,))
     monkeypatch.setattr(certify, "cells", lambda job, on_ranks: [])
+    monkeypatch.setattr("gemmlink.conformance.clauses.run_ranks", run_ranks_forked)
     name = "tests.contracts.broken_transports:NarrowWords"
     code, found = _certify(capsys, "--transport", name)
     assert code == 1

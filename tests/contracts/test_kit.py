@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from gemmlink.conformance.clauses import Desk, clause, require
 from gemmlink.conformance.problems import Case
 from gemmlink.conformance.trials import Part, called, operation_for
 from gemmlink.groups import SELF
+from tests.contracts.forked import Forked
 
 _HERE = "tests.contracts"
 #: What each broken transport fails: contract, name, clauses.
@@ -69,7 +71,7 @@ TRANSPORTS: list[tuple[type[RankContract], str, set[str]]] = [
 
 @cache
 def _transport_failures() -> dict[str, dict[str, str]]:
-    """All of them on one set of ranks."""
+    """All of them, on two sets of ranks: while a clause hangs on one, the other goes on."""
     made: dict[str, Any] = {}
     for contract, name, _ in TRANSPORTS:
         values = {
@@ -79,8 +81,12 @@ def _transport_failures() -> dict[str, dict[str, str]]:
             "rounds": 0 if name == "DeafWait" else 20,
             "__module__": __name__,
         }
-        made[name] = type(name, (contract,), values)
-    run_together(*made.values())
+        made[name] = type(name, (Forked, contract), values)
+    contracts = [contract for name, contract in made.items() if name != "BusyWait"]
+    with ThreadPoolExecutor(2) as threads:
+        done = threads.map(lambda few: run_together(*few), (contracts[::2], contracts[1::2]))
+    assert [*done] == [None, None]
+    run_together(made["BusyWait"])  # alone: what it wastes is what others leave it
     return {name: failures(contract) for name, contract in made.items()}
 
 
@@ -117,7 +123,7 @@ def test_a_clause_that_hangs_is_given_up() -> None:
     assert "still running after 6 s" in text
 
 
-class Haunted(RankContract):
+class Haunted(Forked):
     """Its first clause goes on in its thread when it has been given up."""
 
     world = 2
@@ -296,7 +302,7 @@ def test_an_epilogue_that_leaves_rows_out_is_not_exact() -> None:
         "world": 2,
         "__module__": __name__,
     }
-    contract = type("Less", (EpilogueContract,), values)
+    contract: Any = type("Less", (Forked, EpilogueContract), values)
     found = failures(contract)
     assert "elements differ" in found["test_it_is_exact_alone"]
     assert "elements differ" in found["test_it_is_exact_on_all_ranks"]
@@ -315,10 +321,15 @@ BACKENDS = [
 ]
 
 
+@cache
+def _backend_failures(name: str) -> dict[str, str]:
+    values = {"backend": f"{_HERE}.broken_backends:{name}"}
+    return failures(type(name, (BackendContract,), values))
+
+
 @pytest.mark.parametrize(("name", "clause"), BACKENDS)
 def test_a_broken_backend_fails_the_clause_meant_for_it(name: str, clause: str) -> None:
-    values = {"backend": f"{_HERE}.broken_backends:{name}"}
-    found = failures(type(name, (BackendContract,), values))
+    found = _backend_failures(name)
     assert f"test_{clause}" in found, found
 
 

@@ -306,9 +306,11 @@ class HostProgram:
         ranks = range(self._plan.world)
 
         def step(call: CallState) -> None:
+            # Sized before the next block is awaited: a rank whose M is too large sends none.
+            result = call.result()
             call.blocks[source] = find(call)[2]
             if last:
-                torch.cat([call.blocks[rank] for rank in ranks], out=call.result())
+                torch.cat([call.blocks[rank] for rank in ranks], out=result)
 
         return step
 

@@ -23,6 +23,7 @@ from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend, Lane
 from gemmlink.spec.schedule import (
+    LOCAL,
     Action,
     Collective,
     Copy,
@@ -184,23 +185,30 @@ class HostProgram:
         return encoded if product.encoded else plain
 
     def _produce_columns(self, columns: Columns) -> Callable[[CallState], None]:
-        """Multiply once into scratch rows; put each product's columns in their place."""
-        for product in columns.products:
+        """Multiply once; put each product's columns in their place, if they have places apart."""
+        products = columns.products
+        for product in products:
             self._check_own(product)
-        finds = [self._span(product) for product in columns.products]
-        cols = [self.memory.cols(product.store.region) for product in columns.products]
+        finds = [self._span(product) for product in products]
+        cols = [self.memory.cols(product.store.region) for product in products]
         low, high = cols[0][0], cols[-1][1]
         multiply, n = self._backend.multiply, self.memory.problem.n
+        together = all(product.store.to == LOCAL for product in products)
+        origin = self.memory.local_cols[0]
 
         def step(call: CallState) -> None:
             first, last, _ = finds[0](call)
             if last == first or low == high:
                 return
-            rows = self.memory.scratch()[first:last, low:high]
+            if together:
+                rows = call.local()[first:last, low - origin : high - origin]
+            else:
+                rows = self.memory.scratch()[first:last, low:high]
             a = call.a if last - first == call.m else call.a[first:last]
             multiply(a, call.b if high - low == n else call.b[low:high], rows)
-            for find, (begin, end) in zip(finds, cols, strict=True):
-                find(call)[2].copy_(rows[:, begin - low : end - low])
+            if not together:
+                for find, (begin, end) in zip(finds, cols, strict=True):
+                    find(call)[2].copy_(rows[:, begin - low : end - low])
 
         return step
 

@@ -8,13 +8,16 @@
 | ``clauses`` | runs the clauses of a contract on one set of ranks and keeps each one's outcome |
 | ``sessions``, ``windows``, ``words``, ``lanes`` | the contracts of a transport, clause by clause |
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
+| ``adversary`` | runs lowered schedules as badly as the contracts allow |
+| ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
 
 Imports go ``spec``, ``operators`` <- ``problems`` <- ``quick``, ``perf`` <- ``cli``, and
 ``spec``, ``operators``, ``spawn``, ``gaps`` <- ``contract`` <- ``clauses``, ``races`` <- the
-contracts <- ``catalog`` <- ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``.
+contracts <- ``catalog`` <- ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
+``spec`` <- ``adversary`` <- ``mutate``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

@@ -80,7 +80,9 @@ def narrowings(lowered: Lowered) -> Iterator[Mutant]:
     for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
             if isinstance(action, Release | Acquire | Announce) and action.scope == "system":
-                yield _at(f"only for the device, '{action}' in {strand.name}", place, index, _narrow)
+                yield _at(
+                    f"only for the device, '{action}' in {strand.name}", place, index, _narrow
+                )
 
 
 def _narrow(found: Sequence[Action]) -> Sequence[Action]:
@@ -250,9 +252,7 @@ def one_lane_drained(lowered: Lowered) -> Lowered:
     def edit(strand: Strand) -> Sequence[Action]:
         sets = any(isinstance(action, Announce) for action in strand.actions)
         return [
-            a
-            for a in strand.actions
-            if not (sets and isinstance(a, Join) and a.actor in others)
+            a for a in strand.actions if not (sets and isinstance(a, Join) and a.actor in others)
         ]
 
     return edited(lowered, edit)

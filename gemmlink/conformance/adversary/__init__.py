@@ -9,6 +9,7 @@
 | ``cells`` | numbers for the places that calls use |
 | ``program`` | a case, compiled once for all seeds |
 | ``mood`` | all that a seed decides |
+| ``tasks`` | who may have a turn: strands, words and copies on their way |
 | ``machine`` | runs a program, turn by turn |
 | ``run`` | a run, or many, and what came of them |
 

@@ -91,10 +91,11 @@ class Machine:
         index = self.mood.next(ready)
         task = ready[index]
         self.trace.append(task.number)
-        if not task.turn(self):
-            # Those who became ready meanwhile were added behind it.
-            ready[index] = ready[-1]
-            ready.pop()
+        # It is not among those who could be next while it has its turn, and others may come and go.
+        ready[index] = ready[-1]
+        ready.pop()
+        if task.turn(self):
+            ready.append(task)
 
     def number(self) -> int:
         """The number of somebody new."""
@@ -131,6 +132,13 @@ class Machine:
                     continue
             agent.call = call
             self.ready.append(task)
+
+    def forget(self, rank: int, call: int) -> None:
+        """Nothing is known of this call, though its number was used before."""
+        for code in self.program.codes[rank][call - 1]:
+            key = (rank, call, code.strand.actor)
+            self._running.pop(key, None)
+            self._clocks.pop(key, None)
 
     def ended(self, task: Task) -> None:
         """A strand has come to its end, which is a release of device scope."""

@@ -21,7 +21,7 @@ from gemmlink.conformance.adversary.faults import Fault
 from gemmlink.conformance.adversary.machine import Machine
 from gemmlink.conformance.adversary.program import Program
 from gemmlink.conformance.adversary.run import Outcome
-from gemmlink.conformance.adversary.tasks import Clock, Delivery, Flight, Task, Written
+from gemmlink.conformance.adversary.tasks import TURN, Clock, Delivery, Flight, Task, Written
 
 #: Words of which a rank sets its own view when it resets.
 _VIEWED = ("enter", "free", "read")
@@ -34,7 +34,8 @@ _LIMIT = 20_000
 class Steps:
     """The reset as it is, or with something left out.
 
-    ``quiesce``: step 1; ``publish``: what dropped kernels have stored, a part of it. ``issued``: step 2 agrees on the last call begun, not the last one done.
+    ``quiesce``: step 1; ``publish``: that part of it which is about what kernels had stored.
+    ``issued``: step 2 agrees on the last call that was begun, not on the last one done.
     ``counters``: step 3 clears them. ``wait``: step 4.
     """
 
@@ -154,6 +155,11 @@ class Recovery(Machine):
             self.ready.append(Reset(self.number(), rank))
         else:
             super().call_ended(rank, call)
+
+    def _put(self, task: Task, cells: list[int]) -> int:
+        """A turn may end, and a kernel be dropped, between a store and its release."""
+        super()._put(task, cells)
+        return TURN
 
     def stalled(self, task: Task) -> None:
         """Whoever waits looks for failures."""

@@ -86,7 +86,7 @@ class Reset:
 class Recovery(Machine):
     """A run in which one rank fails in one of the first ``before`` calls; then all reset.
 
-    ``program`` has at least two calls more than that.
+    ``program`` has at least one call more than that.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gemmlink.conformance.adversary.run import first_fault
 from gemmlink.conformance.mutate import NAMED, deletions, narrowings, survey, swaps
 from tests.adversary.cases import case
 
@@ -58,6 +59,17 @@ def test_a_mistake_with_a_name_is_caught(mutant: Any) -> None:
     for wanted in WHERE[mutant.name]:
         found = survey(case(**wanted), [mutant], SEEDS)
         assert [name for name, _ in found.caught] == [mutant.name], f"{found} {found.idle}"
+
+
+@pytest.mark.parametrize("mutant", NAMED, ids=lambda mutant: mutant.name)
+def test_a_mistake_with_a_name_gives_wrong_results(mutant: Any) -> None:
+    """Where a race as such is no fault, so that nothing but results and deadlocks count."""
+    for wanted in WHERE[mutant.name]:
+        changed = case(**wanted).changed(mutant.name, mutant.change)
+        found = first_fault(changed, range(100), strict=False)
+        assert found is not None, changed.name
+        assert found.fault is not None
+        assert found.fault.kind in ("wrong", "deadlock"), str(found)
 
 
 def test_every_name_has_its_place() -> None:

@@ -12,6 +12,8 @@
 | ``routes`` | what a schedule must do because of the routes of its operation |
 | ``touches`` | what memory the actions of a schedule read and write |
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
+| ``adversary`` | runs lowered schedules as badly as the contracts allow |
+| ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
@@ -19,7 +21,8 @@
 Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <- ``quick`` <-
 ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
-``parts`` <- ``certify`` <- ``matrix`` <- ``cli``.
+``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
+``spec`` <- ``adversary`` <- ``mutate``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

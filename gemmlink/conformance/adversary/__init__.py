@@ -9,8 +9,11 @@
 | ``cells`` | numbers for the places that calls use |
 | ``program`` | a case, compiled once for all seeds |
 | ``mood`` | all that a seed decides |
+| ``tasks`` | who may have a turn: strands, words and copies on their way |
 | ``machine`` | runs a program, turn by turn |
 | ``run`` | a run, or many, and what came of them |
+| ``recovery`` | a rank fails, all hear of it, reset and go on |
+| ``sweep`` | everything built in, as cases |
 
 Imports go from the top of this table to its bottom. Only ``gemmlink.spec`` is needed.
 """

@@ -11,7 +11,6 @@ class Fault(Exception):
     - ``deadlock``: nobody can go on.
     - ``word``: a word that falls, or that is set by another rank than its source.
     - ``record``: an entry record that is not of this call.
-    - ``survived``: a call that had to fail and did not, or the reverse.
     """
 
     def __init__(self, kind: str, text: str) -> None:

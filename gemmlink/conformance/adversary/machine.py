@@ -8,132 +8,29 @@ their own.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
 from gemmlink.conformance.adversary import values
 from gemmlink.conformance.adversary.faults import Fault
-from gemmlink.conformance.adversary.memory import Agent, Memory, Message, latest, who
+from gemmlink.conformance.adversary.memory import Agent, Memory, latest, who
 from gemmlink.conformance.adversary.mood import Mood
-from gemmlink.conformance.adversary.program import Code, Program
+from gemmlink.conformance.adversary.program import Program
+from gemmlink.conformance.adversary.tasks import (
+    BLOCKED,
+    ON,
+    TURN,
+    Clock,
+    Delivery,
+    Flight,
+    Task,
+    Turn,
+    Written,
+)
 from gemmlink.conformance.adversary.values import Value, say
 from gemmlink.spec.lowered import Announce
 from gemmlink.spec.schedule import Scope
-
-#: What comes of an action: nobody noticed; others may; it cannot be done yet.
-ON, TURN, BLOCKED = range(3)
-
-#: A clock that a word, a counter or an ended kernel carries.
-Clock = list[int]
-
-
-class Task:
-    """A strand in a call, as far as it has got."""
-
-    __slots__ = (
-        "agent",
-        "call",
-        "code",
-        "elected",
-        "heard",
-        "number",
-        "pc",
-        "rank",
-        "registers",
-        "waits_for",
-        "weight",
-    )
-
-    def __init__(self, code: Code, agent: Agent, call: int, number: int, weight: float) -> None:
-        self.code = code
-        self.agent = agent
-        self.rank = agent.rank
-        self.call = call
-        self.number = number
-        self.weight = weight
-        self.pc = 0
-        self.registers: list[Value] = []
-        self.heard: list[Written] = []
-        self.elected: set[int] = set()
-        #: A word and a value, or an actor.
-        self.waits_for: tuple[int, int] | str | None = None
-
-    def turn(self, machine: Machine) -> bool:
-        """Go on; False when it stops being ready."""
-        ops, pc, table = self.code.ops, self.pc, machine.table
-        while pc < len(ops):
-            name, argument = ops[pc]
-            if machine.story is not None:
-                machine.tell(self, self.code.text(pc))
-            came = table[name](self, argument)
-            if came == BLOCKED:
-                self.pc = pc
-                return False
-            pc += 1
-            if came == TURN:
-                break
-        self.pc = pc
-        if pc < len(ops):
-            return True
-        machine.ended(self)
-        return False
-
-
-class Written:
-    """A value of a word, and what it carries."""
-
-    __slots__ = ("clock", "device", "scope", "value")
-
-    def __init__(self, value: int, clock: Clock, scope: Scope, device: int) -> None:
-        self.value = value
-        self.clock = clock
-        self.scope = scope
-        self.device = device
-
-
-class Delivery:
-    """A value on its way to a word."""
-
-    __slots__ = ("number", "rank", "weight", "word", "written")
-
-    def __init__(self, number: int, rank: int, weight: float, word: int, written: Written) -> None:
-        self.number = number
-        self.rank = rank
-        self.weight = weight
-        self.word = word
-        self.written = written
-
-    def turn(self, machine: Machine) -> bool:
-        """Arrive."""
-        machine.deliver(self.word, self.written)
-        return False
-
-
-class Flight:
-    """Copies that a queue has begun and makes when it pleases."""
-
-    __slots__ = ("agent", "done", "left", "number", "rank", "weight")
-
-    def __init__(
-        self, number: int, agent: Agent, weight: float, pairs: Sequence[tuple[int, int]]
-    ) -> None:
-        self.number = number
-        self.agent = agent
-        self.rank = agent.rank
-        self.weight = weight
-        self.left = list(pairs)
-        self.done: list[tuple[int, Message]] = []
-
-    def turn(self, machine: Machine) -> bool:
-        """Move one element, any."""
-        if self.left:
-            index = int(machine.mood.random.random() * len(self.left))
-            source, target = self.left.pop(index)
-            self.done.append((source, machine.memory.copy(self.agent, source, target)))
-            return True
-        machine.landed(self)
-        return False
 
 
 class Machine:
@@ -160,40 +57,50 @@ class Machine:
         self.words = [nothing] * len(program.words)
         self.issued = [0] * len(program.words)
         self.counters = [(0, [0] * count)] * len(program.counters)
-        self.ready: list[Task | Delivery | Flight] = []
+        self.ready: list[Turn] = []
         self.trace = array("q")
         self.table: dict[str, Callable[[Task, Any], int]] = {
             name: getattr(self, f"_{name}") for name in _NAMES
         }
         self._count = 0
-        self._waiting: dict[int, list[Task]] = {}
-        self._joining: dict[tuple[int, int, str], list[Task]] = {}
+        self.waiting: dict[int, list[Task]] = {}
+        self.joining: dict[tuple[int, int, str], list[Task]] = {}
         #: Strands of an actor that have not ended yet, and what those that have knew.
         self._running: dict[tuple[int, int, str], int] = {}
         self._clocks: dict[tuple[int, int, str], Clock] = {}
         self._live: dict[tuple[int, int], int] = {}
-        self._queued: dict[int, list[Task]] = {}
-        self._flying: dict[int, int] = {}
+        #: Of each queue the strands that are not done, by agent.
+        self.queues: dict[int, list[Task]] = {}
         self._given: dict[tuple[int, str], dict[int, list[Value]]] = {}
-        self._at_library: dict[tuple[int, str], list[Task]] = {}
+        self.at_library: dict[tuple[int, str], list[Task]] = {}
 
     def run(self) -> str:
         """Run all calls; the hash of the trace. Raises ``Fault``."""
         for rank in range(self.program.case.world):
-            self._begin(rank, 1, [0] * len(self.agents))
-        ready, trace, mood = self.ready, self.trace, self.mood
-        while ready:
-            if mood.leaking():
-                self.memory.leak(mood.random)
-            index = mood.next(ready)
-            task = ready[index]
-            trace.append(task.number)
-            if not task.turn(self):
-                # Those who became ready meanwhile were added behind it.
-                ready[index] = ready[-1]
-                ready.pop()
-        self._refuse_stuck()
+            self.begin(rank, 1, [0] * len(self.agents))
+        while self.ready:
+            self.turn()
+        self.refuse_stuck()
         return self.hash()
+
+    def turn(self) -> None:
+        """Somebody's turn."""
+        ready = self.ready
+        if self.mood.leaking():
+            self.memory.leak(self.mood.random)
+        index = self.mood.next(ready)
+        task = ready[index]
+        self.trace.append(task.number)
+        # It is not among those who could be next while it has its turn, and others may come and go.
+        ready[index] = ready[-1]
+        ready.pop()
+        if task.turn(self):
+            ready.append(task)
+
+    def number(self) -> int:
+        """The number of somebody new."""
+        self._count += 1
+        return self._count
 
     def hash(self) -> str:
         """Sixteen hex digits of who had a turn when."""
@@ -206,7 +113,8 @@ class Machine:
 
     # Calls and strands.
 
-    def _begin(self, rank: int, call: int, clock: Clock) -> None:
+    def begin(self, rank: int, call: int, clock: Clock) -> None:
+        """A rank begins a call, knowing what ``clock`` tells of."""
         codes = self.program.codes[rank][call - 1]
         self._live[rank, call] = sum(code.strand.kind != "queue" for code in codes)
         for code in codes:
@@ -214,16 +122,23 @@ class Machine:
             self._running[key] = self._running.get(key, 0) + 1
         for code in codes:
             agent = self.agents[code.agent]
-            self._count += 1
-            task = Task(code, agent, call, self._count, self.mood.weight())
+            task = Task(code, agent, call, self.number(), self.mood.weight())
             agent.learn(clock)
             if code.strand.kind == "queue":
-                queue = self._queued.setdefault(code.agent, [])
+                queue = self.queues.setdefault(code.agent, [])
+                idle = all(before.pc == len(before.code.ops) for before in queue)
                 queue.append(task)
-                if len(queue) > 1:
+                if not idle:
                     continue
             agent.call = call
             self.ready.append(task)
+
+    def forget(self, rank: int, call: int) -> None:
+        """Nothing is known of this call, though its number was used before."""
+        for code in self.program.codes[rank][call - 1]:
+            key = (rank, call, code.strand.actor)
+            self._running.pop(key, None)
+            self._clocks.pop(key, None)
 
     def ended(self, task: Task) -> None:
         """A strand has come to its end, which is a release of device scope."""
@@ -232,25 +147,24 @@ class Machine:
             self.memory.publish(agent, "device")
             self._closed(task)
             return
-        if not self._flying.get(agent.number):
-            self._queue_closed(task)
+        # The queue goes on, though copies of this strand may not be done yet.
+        queue = self.queues[agent.number]
+        after = queue[queue.index(task) + 1 :]
+        if after:
+            agent.call = after[0].call
+            self.ready.append(after[0])
+        self._close_queue(agent)
 
     def landed(self, flight: Flight) -> None:
         """Copies of a queue are done."""
-        agent = flight.agent
-        self.memory.copied(agent, flight.done)
-        self._flying[agent.number] -= 1
-        first = self._queued[agent.number][0]
-        if not self._flying[agent.number] and first.pc == len(first.code.ops):
-            self._queue_closed(first)
+        self.memory.copied(flight.task.agent, flight.done)
+        flight.task.flying -= 1
+        self._close_queue(flight.task.agent)
 
-    def _queue_closed(self, task: Task) -> None:
-        queue = self._queued[task.agent.number]
-        queue.pop(0)
-        if queue:
-            task.agent.call = queue[0].call
-            self.ready.append(queue[0])
-        self._closed(task)
+    def _close_queue(self, agent: Agent) -> None:
+        queue = self.queues[agent.number]
+        while queue and not queue[0].flying and queue[0].pc == len(queue[0].code.ops):
+            self._closed(queue.pop(0))
 
     def _closed(self, task: Task) -> None:
         key = (task.rank, task.call, task.code.strand.actor)
@@ -259,15 +173,20 @@ class Machine:
         self._clocks[key] = list(clock) if known is None else latest(known, clock)
         self._running[key] -= 1
         if not self._running[key]:
-            self.ready += self._joining.pop(key, [])
+            self.ready += self.joining.pop(key, [])
         if task.code.strand.kind == "queue":
             return
         live = (task.rank, task.call)
         self._live[live] -= 1
-        if not self._live[live] and task.call < len(self.program.case.rows):
-            self._begin(task.rank, task.call + 1, self._ends(task.rank, task.call))
+        if not self._live[live]:
+            self.call_ended(task.rank, task.call)
 
-    def _ends(self, rank: int, call: int) -> Clock:
+    def call_ended(self, rank: int, call: int) -> None:
+        """A rank has done a call; on to the next one."""
+        if call < len(self.program.case.rows):
+            self.begin(rank, call + 1, self.ends(rank, call))
+
+    def ends(self, rank: int, call: int) -> Clock:
         """What is known when a call has ended: all that its strands did, queues apart."""
         clock = [0] * len(self.agents)
         for code in self.program.codes[rank][call - 1]:
@@ -329,9 +248,8 @@ class Machine:
             done = [(source, self.memory.copy(agent, source, target)) for source, target in pairs]
             self.memory.copied(agent, done)
             return TURN
-        self._count += 1
-        self._flying[agent.number] = self._flying.get(agent.number, 0) + 1
-        self.ready.append(Flight(self._count, agent, self.mood.weight(), pairs))
+        task.flying += 1
+        self.ready.append(Flight(self.number(), task, self.mood.weight(), pairs))
         return TURN
 
     def _retire(self, task: Task, _: None) -> int:
@@ -369,9 +287,8 @@ class Machine:
         self._check_word(task, word, value)
         agent = task.agent
         written = Written(value, list(agent.know), scope, agent.device)
-        self._count += 1
         at = self.program.words[word][1]
-        self.ready.append(Delivery(self._count, at, self.mood.weight(), word, written))
+        self.ready.append(Delivery(self.number(), at, self.mood.weight(), word, written))
         return TURN if last else ON
 
     def _check_word(self, task: Task, number: int, value: int) -> None:
@@ -391,7 +308,8 @@ class Machine:
         written = self.words[word]
         if written.value < wanted:
             task.waits_for = (word, wanted)
-            self._waiting.setdefault(word, []).append(task)
+            self.waiting.setdefault(word, []).append(task)
+            self.stalled(task)
             return BLOCKED
         task.waits_for = None
         task.heard.append(written)
@@ -411,7 +329,7 @@ class Machine:
         key = (task.rank, task.call, actor)
         if self._running.get(key, 1):
             task.waits_for = actor
-            self._joining.setdefault(key, []).append(task)
+            self.joining.setdefault(key, []).append(task)
             return BLOCKED
         task.waits_for = None
         task.agent.learn(self._clocks[key])
@@ -441,10 +359,10 @@ class Machine:
         if task.rank not in mine:
             mine[task.rank] = [self.memory.load(task.agent, cell) for cell in given]
             if len(mine) == self.program.case.world:
-                self.ready += self._at_library.pop(key, [])
+                self.ready += self.at_library.pop(key, [])
         if len(mine) < self.program.case.world:
             task.waits_for = f"the library's {name}"
-            self._at_library.setdefault(key, []).append(task)
+            self.at_library.setdefault(key, []).append(task)
             return BLOCKED
         task.waits_for = None
         last = self.program.case.lowered[0].operation.phases[-1]
@@ -461,16 +379,20 @@ class Machine:
         if written.value < self.words[word].value:
             return
         self.words[word] = written
-        waiting = self._waiting.pop(word, None)
+        waiting = self.waiting.pop(word, None)
         if waiting:
             self.ready += waiting
 
+    def stalled(self, task: Task) -> None:
+        """A task waits for a word that is not there."""
+
     # When nobody can go on.
 
-    def _refuse_stuck(self) -> None:
-        stuck = [task for tasks in self._waiting.values() for task in tasks]
-        stuck += [task for tasks in self._joining.values() for task in tasks]
-        stuck += [task for tasks in self._at_library.values() for task in tasks]
+    def refuse_stuck(self) -> None:
+        """Raise if somebody still waits, and say for what."""
+        stuck = [task for tasks in self.waiting.values() for task in tasks]
+        stuck += [task for tasks in self.joining.values() for task in tasks]
+        stuck += [task for tasks in self.at_library.values() for task in tasks]
         if stuck:
             stuck.sort(key=lambda task: task.number)
             raise Fault("deadlock", "; ".join(self._tell_stuck(task) for task in stuck))

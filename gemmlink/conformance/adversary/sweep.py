@@ -25,8 +25,8 @@ Rows = tuple[tuple[int, ...], ...]
 OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
 #: M of each rank in each call, for operations whose ranks may differ. Blocks move from call to call
-#: and still overlap those of the call before (and of the one before that, which had the same of two
-#: buffers); one rank has nothing to send once. Others repeat what the first two ranks have.
+#: and still overlap those of the call before, and of the one before that, which had the same of two
+#: buffers; one rank has nothing to send once. What two ranks have is repeated for others.
 _RAGGED: Sequence[Sequence[int]] = ((2, 1), (1, 2), (0, 2), (2, 2))
 #: The same where products are added.
 _EQUAL: Sequence[int] = (3, 4, 0, 2)

@@ -148,7 +148,7 @@ def gate_after_the_own_slot(lowered: Lowered) -> Lowered:
         rest: list[Action] = []
         for action in strand.actions:
             into_gate = _is_gate(action) or (
-                gate and not rest_has_work(rest) and isinstance(action, Acquire)
+                gate and not _has_work(rest) and isinstance(action, Acquire)
             )
             (gate if into_gate else rest).append(action)
         at = next((i for i, a in enumerate(rest) if _leaves(a, lowered.rank)), len(rest))
@@ -157,7 +157,7 @@ def gate_after_the_own_slot(lowered: Lowered) -> Lowered:
     return edited(lowered, edit)
 
 
-def rest_has_work(actions: Sequence[Action]) -> bool:
+def _has_work(actions: Sequence[Action]) -> bool:
     """Whether a tile is among them."""
     return any(isinstance(action, Make | Fetch | Put) for action in actions)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from gemmlink.conformance.adversary.case import Case, Request, build
 from gemmlink.conformance.adversary.sweep import requests
-from gemmlink.spec.schedule import Program, Schedule
 
 
 def find(world: int = 2, **wanted: Any) -> Request:
@@ -27,12 +26,3 @@ def find(world: int = 2, **wanted: Any) -> Request:
 def case(world: int = 2, **wanted: Any) -> Case:
     """The same, built."""
     return build(find(world, **wanted))
-
-
-def rewritten(schedule: Schedule, actor: str, *actions: Any) -> Schedule:
-    """A schedule with the program of an actor replaced."""
-    programs = (
-        Program(program.actor, actions, program.lane) if program.actor == actor else program
-        for program in schedule.programs
-    )
-    return Schedule(schedule.phase, schedule.plan, tuple(programs))

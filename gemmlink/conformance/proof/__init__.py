@@ -3,4 +3,7 @@
 | module | job |
 | --- | --- |
 | ``verdict`` | what a proof says |
+| ``protocols`` | every built-in protocol, in every variant, under a short name |
+| ``survey`` | proves many of them, and mutants of them |
+| ``drawing``, ``page`` | what they do, as a drawing; all of it, as a page for ``docs/`` |
 """

@@ -20,29 +20,42 @@ edit it.
 
 A protocol is what the ranks do in one call: an operation in a mode. Each section has
 
-- what rank 0 of two does, as `explain` prints it: actor by actor, one action a line. Actors run at the
-  same time; only words and joins order them ([epilogues.md](epilogues.md) has the vocabulary). Shown
-  is the plainest variant, a result that is copied out of one buffer, with lanes that keep their
-  order; fused forms have two chunks.
-- one order of events of many, as a drawing: a note is what an actor does with data, an arrow a word
-  that it sets, from who sets it to who waits for it, a dashed arrow a join. Call n begins with a gate
-  that waits for words of call n-1.
+- what rank 0 of two does, as `explain` prints it: actor by actor, one action a line. Actors run at
+  the same time; only words and joins order them ([epilogues.md](epilogues.md) has the vocabulary).
+  Shown is the plainest variant: a result that is copied out, one buffer, lanes that keep their
+  order. Fused forms have two chunks.
+- one order of events of many, as a drawing. A note is what an actor does with data; an arrow is a
+  word, from the actor that sets it to the one that waits for it; a dashed arrow is a join. Call n
+  begins with a gate, which waits for words of call n-1.
 - its words, told for a source s: each is written by s alone and only grows.
-- its proof. A *variant* adds to the plainest one: `view` (the result is the window itself), `common`
-  (all windows are one memory), `two_buffers`, `complete` (the call ends only when nobody reads what
-  this rank sends), the order of the lanes, `float8` (the dtype of the wire), `kept` (the whole product
-  is kept), `entry` (ranks do not know each other's M). Each is lowered to blocks of two, tiles of two
-  and the fences and counters that these need, for three calls whose M changes. *Nodes* are the events
-  of all ranks in all of these calls. What a proof is, and how to repeat it, is told in
+- its proof, by variant. *Nodes* are the events of all ranks in all calls of a proof, from the
+  variant with fewest to the one with most. What a proof is, and how to repeat it, is told in
   [conformance.md](conformance.md#the-proof).
+
+| variant | means |
+|---|---|
+| `copy` | the result is copied out of the window |
+| `view` | the result is the window itself, and is read until the next call begins |
+| `common` | a view, and all windows are one memory |
+| `two_buffers` | calls take turns with two sets of slots, and have no gate |
+| `complete` | a call ends only when nobody reads what this rank sends |
+| `in_order`, `after_drain` | what lanes promise: one that keeps its order, or two that do not |
+| `one_lane`, `two_lanes` | the same the other way round |
+| `float8` | rows travel in that dtype |
+| `kept` | the caller wants his own product, too |
+| `entry` | ranks do not know each other's M and leave records of it |
+
+Kernels have two blocks and chunks two tiles, with the fences and counters that these need. A proof
+is about three calls, each with another M.
 """
 
 _OPERATIONS = {
     "all_gather": "Every rank gets the products of all ranks, one below the other.",
-    "all_to_all": "Every rank gets its own shard of the columns of all products; columns behind the "
-    "extent, one of them here, stay where they were multiplied.",
+    "all_to_all": "Every rank gets its own shard of the columns of all products; columns behind "
+    "the extent, here one, stay where they were multiplied.",
     "reduce_scatter": "Every rank gets its own band of rows of the sum of all products.",
-    "all_reduce": "Every rank gets the sum of all products: each sums a band, which is then gathered.",
+    "all_reduce": "Every rank gets the sum of all products: each sums a band of rows, and the "
+    "bands are gathered.",
 }
 
 _MODES = {
@@ -50,23 +63,23 @@ _MODES = {
     "multiplied it, and sets a word there.",
     "split-push": "The producer multiplies everything into its own window; then a mover stores it "
     "into the windows that need it, and sets words there.",
-    "fused-pull": "The producer keeps each chunk in its own window and announces it at once to those "
-    "who need it; their movers load it.",
-    "split-pull": "The producer multiplies everything into its own window and then announces it to "
-    "those who need it; their movers load it.",
-    "fused-lanes": "The producer keeps each chunk in its own window and raises a local word; then a "
-    "copy engine's queue to each peer copies it and sets a word there.",
-    "split-lanes": "The producer multiplies everything into its own window; when it has ended, a copy "
-    "engine's queue to each peer copies it and sets a word there.",
+    "fused-pull": "The producer keeps each chunk in its own window and announces it at once to "
+    "those who need it; their movers fetch it.",
+    "split-pull": "The producer multiplies everything into its own window and then announces it "
+    "to those who need it; their movers fetch it.",
+    "fused-lanes": "The producer keeps each chunk in its own window and sets a local word; then "
+    "the queue of a copy engine to each peer copies the chunk and sets a word there.",
+    "split-lanes": "The producer multiplies everything into its own window; when it has ended, "
+    "the queue of a copy engine to each peer copies it and sets a word there.",
     "collective": "The whole product goes into a private buffer; then the ranks call the "
-    "communication library. No window, no words.",
-}  # fmt: skip
+    "communication library. There is no window, and there are no words.",
+}
 
 _PAIRS = """\
 ## all_reduce, pairs
 
-One epilogue carries the products to where they are summed, the other the sums to everybody. Each phase
-is the one of the section of its epilogue above; the second is always in its split form.
+One epilogue carries the products to where they are summed, the other carries the sums to everybody.
+Each phase is that of its epilogue's section above; the second is always in its split form.
 """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from gemmlink.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from gemmlink.conformance.proof.protocols import Protocol
-    from gemmlink.conformance.proof.survey import Noticed, Proof, Scope
+    from gemmlink.conformance.proof.survey import Noticed, Proof, Scope, Which
 
 #: Ranks and chunks of protocols in which mistakes are made: enough for each to show.
 _SMALL = 2
@@ -39,9 +40,11 @@ def _add_protocol(subjects: words.Parsers) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--world", type=words.at_least(2), nargs="+", metavar="N",
-        help="ranks (2; and 3 without pairs of epilogues)",
+        help="ranks (2; 3 without pairs of epilogues; 8 for the plainest variants)",
     )  # fmt: skip
-    parser.add_argument("--chunks", type=words.positive, help="chunks of fused forms (2)")
+    parser.add_argument(
+        "--chunks", type=words.positive, help="chunks of fused forms (8 at 2 ranks, else 2)"
+    )
     parser.add_argument(
         "--only", default="", metavar="TEXT",
         help="protocols whose name, operation/mode/variant, contains this",
@@ -67,31 +70,29 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
         return _mutants(arguments)
     from gemmlink.conformance.proof import survey
 
-    scopes = _scopes(arguments)
-    wanted = [_wanted(arguments, scope) for scope in scopes]
-    found = [proof for each in wanted for proof in survey.prove_all(each)]
-    covered = [
-        f"{len(each)} protocols at {scope}" for scope, each in zip(scopes, wanted, strict=True)
-    ]
-    return outcome(found, covered)
+    wanted = _wanted(arguments, _scopes(arguments))
+    found = [proof for each in wanted.values() for proof in survey.prove_all(each)]
+    return outcome(found, [f"{len(each)} protocols at {scope}" for scope, each in wanted.items()])
 
 
 def _scopes(arguments: argparse.Namespace) -> Sequence[Scope]:
-    from dataclasses import replace
-
     from gemmlink.conformance.proof.survey import USUAL, Scope
 
-    if arguments.world is not None:
-        worlds = dict.fromkeys(arguments.world)
-        return [Scope(world, arguments.chunks or USUAL[0].chunks) for world in worlds]
-    return [replace(scope, chunks=arguments.chunks or scope.chunks) for scope in USUAL]
+    if arguments.world is None:
+        return [replace(scope, chunks=arguments.chunks or scope.chunks) for scope in USUAL]
+    usual = {scope.world: scope.chunks for scope in USUAL}
+    return [
+        Scope(world, arguments.chunks or usual.get(world, _SMALL))
+        for world in dict.fromkeys(arguments.world)
+    ]
 
 
-def _wanted(arguments: argparse.Namespace, scope: Scope) -> list[Protocol]:
+def _wanted(arguments: argparse.Namespace, scopes: Sequence[Scope]) -> dict[Scope, list[Protocol]]:
     from gemmlink.conformance.proof.protocols import named
 
-    found = scope.protocols(arguments.only, named(arguments.epilogue))
-    if not found and (arguments.world is not None or scope.pairs):
+    modes = named(arguments.epilogue)
+    found = {scope: scope.protocols(arguments.only, modes) for scope in scopes}
+    if not any(found.values()):
         raise InvalidArgument(
             "--only is for a part of the name of a protocol, operation/mode/variant",
             f"{arguments.only!r}, which none has",
@@ -102,7 +103,7 @@ def _wanted(arguments: argparse.Namespace, scope: Scope) -> list[Protocol]:
 def outcome(found: Sequence[Proof], covered: Sequence[str]) -> output.Outcome:
     """Right if everything is proved."""
     failed = sum(not proof.verdict.proved for proof in found)
-    took = sum(proof.verdict.seconds for proof in found)
+    took = sum(proof.seconds for proof in found)
     lines = [output.header(), *(line for proof in found for line in proof.lines()), *covered]
     lines.append(f"{len(found) - failed} proved, {failed} refuted; {took:.0f} s")
     return output.Outcome(
@@ -126,10 +127,9 @@ def _mutants(arguments: argparse.Namespace) -> output.Outcome:
             f"--world {' '.join(map(str, arguments.world))}",
             "Omit --world.",
         )
-    scope = survey.Scope(_SMALL, arguments.chunks or _SMALL)
-    wanted = _wanted(arguments, scope)
-    if not arguments.only:
-        wanted = survey.plainest(wanted)
+    which: Which = "all" if arguments.only else "plainest"
+    scope = survey.Scope(_SMALL, arguments.chunks or _SMALL, which)
+    (wanted,) = _wanted(arguments, [scope]).values()
     whole = list(survey.prove_all(wanted))
     if any(not proof.verdict.proved for proof in whole):
         return outcome(whole, ["no mistake is looked for in what is wrong as it is"])

@@ -4,44 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
 from gemmlink.conformance.adversary.case import Case
 from gemmlink.conformance.adversary.program import compile_case
 from gemmlink.conformance.mutate import NAMED, Mutant, deletions, narrowings, swaps
-from gemmlink.conformance.proof import prove
 from gemmlink.conformance.proof.protocols import Mode, Protocol, protocols
+from gemmlink.conformance.proof.prove import prove
 from gemmlink.conformance.proof.verdict import Verdict
+
+#: All protocols; those without pairs of epilogues; of these the first variant of each.
+Which = Literal["all", "single", "plainest"]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A world, the chunks of fused forms, and whether pairs of epilogues are looked at, too."""
+    """A world, the chunks of fused forms, and which protocols are looked at."""
 
     world: int
     chunks: int
-    pairs: bool = True
+    which: Which = "all"
 
     def protocols(self, only: str = "", modes: Sequence[Mode] | None = None) -> list[Protocol]:
         """Those whose name contains ``only``."""
         found = protocols(self.world, self.chunks, only, modes)
-        return [each for each in found if self.pairs or len(each.mode.epilogues) == 1]
+        if self.which == "all":
+            return found
+        single = [each for each in found if len(each.mode.epilogues) == 1]
+        if self.which == "single":
+            return single
+        # From the end, so that of each mode the first one stays.
+        return list({_way(each): each for each in reversed(single)}.values())[::-1]
 
     def __str__(self) -> str:
-        pairs = "" if self.pairs else ", without pairs of epilogues"
-        return f"{self.world} ranks, {self.chunks} chunks where fused{pairs}"
+        extra = {
+            "all": "",
+            "single": ", without pairs of epilogues",
+            "plainest": ", the plainest variant of each mode",
+        }
+        return f"{self.world} ranks, {self.chunks} chunks where fused{extra[self.which]}"
 
 
-#: What is proved where nobody says: about a minute.
-USUAL = (Scope(2, 2), Scope(3, 2, pairs=False))
+def _way(protocol: Protocol) -> tuple[str, str]:
+    return protocol.request.operation, protocol.mode.name
+
+
+#: What is proved where nobody says: a minute's worth.
+USUAL = (Scope(2, 8), Scope(3, 2, "single"), Scope(8, 2, "plainest"))
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A protocol and what the proof says of it."""
+    """A protocol and what the proof says of it. ``seconds``: with all that comes before a proof."""
 
     protocol: Protocol
     verdict: Verdict
+    seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -56,7 +75,7 @@ class Proof:
             "proved": verdict.proved,
             "nodes": verdict.nodes,
             "pairs": verdict.pairs,
-            "seconds": round(verdict.seconds, 3),
+            "seconds": round(self.seconds, 3),
             "reason": verdict.reason,
             "counterexample": list(verdict.counterexample),
         }
@@ -65,7 +84,7 @@ class Proof:
         """For people: a line, and the counter-example if there is one."""
         request, verdict = self.protocol.request, self.verdict
         where = f"{self.protocol.name}, {request.world} ranks, {request.chunks} chunks"
-        size = f"{verdict.nodes} nodes, {verdict.seconds:.2f} s"
+        size = f"{verdict.nodes} nodes, {self.seconds:.2f} s"
         if verdict.proved:
             return [f"proved   {where}: {size}"]
         return [
@@ -102,19 +121,12 @@ class Noticed:
         return f"{self.result:<10} {self.protocol}: {self.mutant}{why}"
 
 
-def plainest(wanted: Sequence[Protocol]) -> list[Protocol]:
-    """The first variant of each operation in each mode; of pairs none."""
-    first: dict[str, Protocol] = {}
-    for protocol in wanted:
-        if len(protocol.mode.epilogues) == 1:
-            first.setdefault(protocol.name.rpartition("/")[0], protocol)
-    return list(first.values())
-
-
 def prove_all(wanted: Sequence[Protocol]) -> Iterator[Proof]:
     """A proof, or what refutes it, for one after the other."""
     for protocol in wanted:
-        yield Proof(protocol, _verdict(protocol.case()))
+        began = perf_counter()
+        verdict = _verdict(protocol.case())
+        yield Proof(protocol, verdict, perf_counter() - began)
 
 
 def mutate_all(wanted: Sequence[Protocol]) -> Iterator[Noticed]:
@@ -134,4 +146,4 @@ def mutants(case: Case) -> list[Mutant]:
 
 
 def _verdict(case: Case) -> Verdict:
-    return prove.prove(compile_case(case))
+    return prove(compile_case(case))

@@ -19,7 +19,7 @@ A use of cells, a load or a store, is covered by a release as the fences of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from gemmlink.conformance.adversary.memory import NEVER, latest
@@ -352,7 +352,7 @@ _NAMES = (
 def words_in_order(clocks: Clocks) -> Refutation | None:
     """Refute words that are set in no known order, or to less than before."""
     for settings in clocks.graph.settings:
-        for one, other in zip(settings, settings[1:], strict=False):
+        for one, other in pairwise(settings):
             for x, y in product(one.ops, other.ops):
                 if not _set_before(clocks, x, other, y):
                     falls = _set_before(clocks, y, one, x)

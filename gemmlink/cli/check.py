@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
 
     wanted = _wanted(arguments, _scopes(arguments))
     found = [proof for each in wanted.values() for proof in survey.prove_all(each)]
-    return outcome(found, [f"{len(each)} protocols at {scope}" for scope, each in wanted.items()])
+    covered = [f"checked {len(each)} at {scope}" for scope, each in wanted.items() if each]
+    return outcome(found, covered)
 
 
 def _scopes(arguments: argparse.Namespace) -> Sequence[Scope]:
@@ -164,7 +165,7 @@ def _write(arguments: argparse.Namespace) -> output.Outcome:
         raise InvalidArgument("--write is about all that is built in", "more words", "Omit them.")
     made = page.build()
     arguments.write.write_text(made.text(), encoding="utf-8")
-    told = outcome(made.proofs, [f"{arguments.write}: {len(made.proofs)} protocols"])
+    told = outcome(made.proofs, [])
     failed = [line for proof in made.proofs if not proof.verdict.proved for line in proof.lines()]
-    last = told.text.splitlines()[-2:]
-    return output.Outcome(told.code, told.checked, told.failed, told.rows, "\n".join(failed + last))
+    last = f"{arguments.write}: {told.text.splitlines()[-1]}"
+    return replace(told, text="\n".join([*failed, last]))

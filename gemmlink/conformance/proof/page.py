@@ -83,6 +83,10 @@ Each phase is that of its epilogue's section above; the second is always in its 
 """
 
 
+#: Chunks of what is shown: two are enough to see what comes before what.
+_SHOWN = 2
+
+
 @dataclass(frozen=True)
 class Page:
     """All proofs, scope by scope."""
@@ -111,7 +115,7 @@ class Page:
     def _section(self, operation: str, mode: str) -> str:
         found = self._of(operation, mode)
         plainest = found[0][1][0].protocol
-        schedules = _schedules(plainest, plainest.request.chunks)
+        schedules = _schedules(plainest, min(plainest.request.chunks, _SHOWN))
         drawn = _schedules(plainest, 1) if operation == "all_reduce" else schedules
         does = f"{_OPERATIONS[operation]} {_MODES[mode]}"
         proof = f"{_proved(found)} Variants: {_variants(found)}."
@@ -178,12 +182,11 @@ def _proved(found: Sequence[tuple[Scope, Sequence[Proof]]]) -> str:
 
 
 def _size(scope: Scope, proofs: Sequence[Proof]) -> str:
-    nodes = [proof.verdict.nodes for proof in proofs]
+    nodes = sorted({proof.verdict.nodes for proof in proofs})
     chunks = f" with {scope.chunks} chunks" if proofs[0].protocol.mode.fused else ""
-    return (
-        f"{scope.world} ranks{chunks} in {len(proofs)} variants of {min(nodes)} to {max(nodes)} "
-        "nodes"
-    )
+    variants = "1 variant" if len(proofs) == 1 else f"{len(proofs)} variants"
+    size = f"{nodes[0]} nodes" if len(nodes) == 1 else f"{nodes[0]} to {nodes[-1]} nodes"
+    return f"{scope.world} ranks{chunks} in {variants} of {size}"
 
 
 def _variants(found: Sequence[tuple[Scope, Sequence[Proof]]]) -> str:

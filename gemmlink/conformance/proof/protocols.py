@@ -11,7 +11,7 @@ which used the same of two buffers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, cast
 
@@ -59,11 +59,15 @@ class Mode:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A variant: what is asked of the epilogues of ``mode``, and the calls."""
+    """A variant: what is asked of the epilogues of ``mode``, and the calls.
+
+    ``plainest``: the one of its operation and mode that all others add something to.
+    """
 
     mode: Mode
     variant: str
     request: Request
+    plainest: bool
 
     @property
     def name(self) -> str:
@@ -72,8 +76,7 @@ class Protocol:
 
     def case(self) -> Case:
         """All ranks' schedules, lowered, under this name."""
-        made = build(self.request)
-        return Case(self.name, made.lowered, made.rows)
+        return replace(build(self.request), name=self.name)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def _named(name: str) -> list[Mode]:
 
 def _of(operation: str, mode: Mode, world: int, chunks: int, only: str) -> Iterator[Protocol]:
     n, options = _columns(operation, world)
-    for variant in _variants(operation, mode):
+    for number, variant in enumerate(_variants(operation, mode)):
         cut = chunks if mode.fused else variant.plan.get("lanes", 1)
         request = Request(
             operation,
@@ -161,7 +164,7 @@ def _of(operation: str, mode: Mode, world: int, chunks: int, only: str) -> Itera
             cut,
             entry=variant.entry,
         )
-        protocol = Protocol(mode, variant.name, request)
+        protocol = Protocol(mode, variant.name, request, plainest=number == 0)
         if only in protocol.name and (variant.owed or _is_served(request)):
             yield protocol
 

@@ -14,7 +14,7 @@ from gemmlink.conformance.proof.protocols import Mode, Protocol, protocols
 from gemmlink.conformance.proof.prove import prove
 from gemmlink.conformance.proof.verdict import Verdict
 
-#: All protocols; those without pairs of epilogues; of these the first variant of each.
+#: All protocols; those without pairs of epilogues; of these the plainest variants.
 Which = Literal["all", "single", "plainest"]
 
 
@@ -32,10 +32,7 @@ class Scope:
         if self.which == "all":
             return found
         single = [each for each in found if len(each.mode.epilogues) == 1]
-        if self.which == "single":
-            return single
-        # From the end, so that of each mode the first one stays.
-        return list({_way(each): each for each in reversed(single)}.values())[::-1]
+        return [each for each in single if each.plainest or self.which == "single"]
 
     def __str__(self) -> str:
         extra = {
@@ -44,10 +41,6 @@ class Scope:
             "plainest": ", the plainest variant of each mode",
         }
         return f"{self.world} ranks, {self.chunks} chunks where fused{extra[self.which]}"
-
-
-def _way(protocol: Protocol) -> tuple[str, str]:
-    return protocol.request.operation, protocol.mode.name
 
 
 #: What is proved where nobody says: a minute's worth.
@@ -83,7 +76,8 @@ class Proof:
     def lines(self) -> list[str]:
         """For people: a line, and the counter-example if there is one."""
         request, verdict = self.protocol.request, self.verdict
-        where = f"{self.protocol.name}, {request.world} ranks, {request.chunks} chunks"
+        chunks = "1 chunk" if request.chunks == 1 else f"{request.chunks} chunks"
+        where = f"{self.protocol.name}, {request.world} ranks, {chunks}"
         size = f"{verdict.nodes} nodes, {self.seconds:.2f} s"
         if verdict.proved:
             return [f"proved   {where}: {size}"]

@@ -8,6 +8,7 @@
 | ``clocks`` | what everybody knows at least, and what covers each use of a cell |
 | ``replay`` | the values, where nothing races |
 | ``races`` | all uses of a cell are ordered |
+| ``resources`` | who may wait where |
 | ``prove`` | the proof |
 | ``protocols`` | every built-in protocol, in every variant, under a short name |
 | ``survey`` | proves many of them, and mutants of them |
@@ -18,6 +19,7 @@ a compiled case, ``adversary.program``.
 """
 
 from gemmlink.conformance.proof.prove import prove
+from gemmlink.conformance.proof.resources import Device, residency
 from gemmlink.conformance.proof.verdict import Verdict
 
-__all__ = ["Verdict", "prove"]
+__all__ = ["Device", "Verdict", "prove", "residency"]

@@ -15,7 +15,6 @@ from gemmlink.spec.schedule import (
     LOCAL,
     Action,
     Collective,
-    Compute,
     Copy,
     Deliver,
     Encode,
@@ -41,12 +40,17 @@ def diagram(schedules: Sequence[Schedule]) -> str:
 @dataclass
 class _Actor:
     rank: int
+    number: int
     program: Program
-    id: str
     #: How many of its actions have been drawn.
     done: int = 0
     #: Lines of a note that is still open.
     note: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """What it is called in the text of the diagram."""
+        return f"r{self.rank}a{self.number}"
 
     @property
     def next(self) -> Action | None:
@@ -58,7 +62,7 @@ class _Actor:
 class _Diagram:
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         self._actors = [
-            _Actor(rank, program, f"r{rank}a{number}")
+            _Actor(rank, number, program)
             for rank, schedule in enumerate(schedules)
             for number, program in enumerate(schedule.programs)
         ]
@@ -72,7 +76,7 @@ class _Diagram:
         while any(actor.next is not None for actor in self._actors):
             before = sum(actor.done for actor in self._actors)
             # All producers, then all lanes, and so on: as they would run at the same time.
-            for actor in sorted(self._actors, key=lambda each: (each.id[2:].zfill(4), each.rank)):
+            for actor in sorted(self._actors, key=lambda each: (each.number, each.rank)):
                 self._turn(actor)
             after = sum(actor.done for actor in self._actors)
             assert after > before, "ranks wait in a circle"
@@ -143,8 +147,6 @@ class _Diagram:
 
 def _told(action: Action) -> str:
     """What is done with data, shorter than a schedule tells it."""
-    if isinstance(action, Compute):
-        return str(action)
     if isinstance(action, Store):
         return f"store it in {_place(action.to, action.area)}"
     if isinstance(action, Load):
@@ -155,7 +157,9 @@ def _told(action: Action) -> str:
         return f"deliver {_region(action.region)} from {_place(action.window, action.area)}"
     if isinstance(action, Sum):
         return f"sum chunk {action.region.chunk} of all ranks"
-    return str(action) if not isinstance(action, Encode) else "encode it for the wire"
+    if isinstance(action, Encode):
+        return "encode it for the wire"
+    return str(action)
 
 
 def _place(window: int, area: str) -> str:
@@ -190,31 +194,41 @@ def words(schedules: Sequence[Schedule]) -> list[WordRow]:
     return [_row(schedules, kind, phase) for kind, phase in kinds]
 
 
+#: Where a word is set, and whose word an actor waits for: at the own rank, at peers, or at both.
+_AT = {(True,): "at s", (False,): "at each peer", (False, True): "at every rank"}
+_OF = {(True,): "s", (False,): "each peer", (False, True): "every rank"}
+
+
 def _row(schedules: Sequence[Schedule], kind: str, phase: int) -> WordRow:
     written: dict[str, set[bool]] = {}
     read: dict[str, set[bool]] = {}
     parts: set[int] = set()
+    for rank, actor, action in _uses(schedules, kind, phase):
+        parts.add(action.word.part)
+        if isinstance(action, Set):
+            written.setdefault(actor, set()).add(action.at == rank)
+        else:
+            read.setdefault(actor, set()).add(action.word.source == rank)
+    return WordRow(
+        _name(kind, phase, bool(parts - {0})),
+        "; ".join(f"{actor} of s, {_AT[tuple(sorted(at))]}" for actor, at in written.items()),
+        "; ".join(f"{actor} of {_OF[tuple(sorted(at))]}" for actor, at in read.items()),
+        _meaning(schedules, kind, phase),
+    )
+
+
+def _uses(
+    schedules: Sequence[Schedule], kind: str, phase: int
+) -> Iterator[tuple[int, str, Set | Wait]]:
+    """Rank and actor of everything that is done with words of a kind."""
     for rank, schedule in enumerate(schedules):
         for program in schedule.programs:
-            actor = re.sub(r"\[\d+,\d+\]", "", program.actor)
+            actor = re.sub(r"\[\d+,\d+\]", "", program.actor)  # all lanes are alike
             for action in program.actions:
                 if not isinstance(action, Set | Wait):
                     continue
-                if (action.word.kind, action.word.phase) != (kind, phase):
-                    continue
-                parts.add(action.word.part)
-                if isinstance(action, Set):
-                    written.setdefault(actor, set()).add(action.at == rank)
-                else:
-                    read.setdefault(actor, set()).add(action.word.source == rank)
-    where = {(True,): "at s", (False,): "at each peer", (False, True): "at every rank"}
-    who = {(True,): "s", (False,): "each peer", (False, True): "every rank"}
-    return WordRow(
-        _name(kind, phase, bool(parts - {0})),
-        "; ".join(f"{actor} of s, {where[tuple(sorted(at))]}" for actor, at in written.items()),
-        "; ".join(f"{actor} of {who[tuple(sorted(at))]}" for actor, at in read.items()),
-        _meaning(schedules, kind, phase),
-    )
+                if (action.word.kind, action.word.phase) == (kind, phase):
+                    yield rank, actor, action
 
 
 def _name(kind: str, phase: int, parts: bool) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The example plugin, as a stranger would use it: installed beside a built gemmlink, then certified
-# by its own tests and by the command, from another directory.
+# by its own tests and by the commands, from another directory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT="$PWD"
@@ -28,6 +28,9 @@ for module in (gemmlink, gemmlink_example):
 "$PYTHON" -m gemmlink plugins | grep gemmlink-example
 "$PYTHON" -m pytest -q -p no:cacheprovider
 "$PYTHON" -m gemmlink conformance --transport directory --epilogue pairwise >"$FOLDER/report" ||
+    { cat "$FOLDER/report" >&2; exit 1; }
+tail -n 1 "$FOLDER/report"
+"$PYTHON" -m gemmlink check protocol --epilogue pairwise >"$FOLDER/report" ||
     { cat "$FOLDER/report" >&2; exit 1; }
 tail -n 1 "$FOLDER/report"
 # The gaps of the installed part are found beside it, and a line that is wrong is an error.

@@ -2,7 +2,8 @@
 
 | module | job |
 | --- | --- |
-| ``demo``, ``bench``, ``explain``, ``doctor``, ``plugins``, ``conformance`` | a command each |
+| ``demo``, ``bench``, ``explain``, ``doctor``, ``plugins`` | a command each |
+| ``conformance``, ``check`` | and two more, which judge parts and protocols |
 | ``arguments`` | words on the command line that several commands share |
 | ``ranks`` | where a command's ranks come from: spawned, or a launcher's |
 | ``output`` | the one JSON object, logs, exit codes |
@@ -19,10 +20,10 @@ import argparse
 from collections.abc import Sequence
 
 import gemmlink
-from gemmlink.cli import bench, conformance, demo, doctor, explain, output, plugins
+from gemmlink.cli import bench, check, conformance, demo, doctor, explain, output, plugins
 from gemmlink.errors import GemmlinkError
 
-_COMMANDS = (demo, bench, explain, doctor, plugins, conformance)
+_COMMANDS = (demo, bench, explain, doctor, plugins, conformance, check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Commands that need no ranks: help, explain, doctor, plugins; and exit codes."""
+"""Commands that need no ranks: help, explain, check, doctor, plugins; and exit codes."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ def test_help_imports_no_torch() -> None:
         ["explain", "--shape", "1,2,3", "--rank", "2"],
         ["explain", "--shape", "1,2,3", "--op", "all_reduce", "--extent", "2"],
         ["conformance", "--transport", "smh"],
+        ["check"],
+        ["check", "protcol"],
+        ["check", "protocol", "--world", "1"],
+        ["check", "protocol", "--chunks", "0"],
+        ["check", "protocol", "--only", "all_gathr"],
+        ["check", "protocol", "--epilogue", "psh"],
+        ["check", "protocol", "--mutants", "--world", "3"],
+        ["check", "protocol", "--write", "never-written.md", "--chunks", "2"],
+        ["check", "protocol", "--write", "never-written.md", "--epilogue", "push"],
     ],
 )
 def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +116,72 @@ def test_the_commands_and_the_bench_know_the_same_operations() -> None:
     assert arguments.OPERATIONS == modes.OPERATIONS == tuple(rivals.WAYS)
     assert arguments.operations("all") == arguments.OPERATIONS
     assert arguments.operations("all_reduce,all_gather") == ("all_reduce", "all_gather")
+
+
+def test_check_protocol_proves_what_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", "protocol", "--only", "all_gather/fused-push/view-complete"]
+    code, found = run_json(capsys, *argv)
+    assert (code, found["checked"], found["failed"]) == (0, 2, 0)
+    first, second = found["rows"]
+    assert list(first) == [
+        "name", "operation", "epilogue", "fused", "world", "chunks", "proved", "nodes", "pairs",
+        "seconds", "reason", "counterexample",
+    ]  # fmt: skip
+    assert (first["world"], first["chunks"], second["world"], second["chunks"]) == (2, 8, 3, 2)
+    assert first["proved"]
+    assert second["nodes"] > 0 < first["pairs"]
+    assert main([*argv, "--world", "2", "4", "--chunks", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[1:3]] == [
+        f"proved   all_gather/fused-push/view-complete, {world} ranks, 1 chunk" for world in (2, 4)
+    ]
+    assert "checked 1 at 4 ranks, 1 chunks where fused" in lines
+    assert lines[-1].startswith("2 proved, 0 refuted; ")
+
+
+def test_check_protocol_refutes_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", "protocol", "--epilogue", "tests.contracts.broken_epilogues:NoGate"]
+    argv += ["--world", "2", "--only", "all_gather/fused-broken/copy-entry"]
+    code, found = run_json(capsys, *argv)
+    assert (code, found["checked"], found["failed"]) == (1, 1, 1)
+    (row,) = found["rows"]
+    assert (row["epilogue"], row["proved"], row["reason"]) == ("broken", False, "race")
+    assert main(argv) == 1
+    text = capsys.readouterr().out
+    assert f"refuted  {row['name']}, 2 ranks, 8 chunks: race" in text
+    assert all(f"         {line}\n" in text for line in row["counterexample"])
+    assert "in call 2 stores" in text
+
+
+def test_check_protocol_of_a_form_that_is_not_there_exits_3(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = run_json(capsys, "check", "protocol", "--epilogue", "fused-collective")
+    assert code == 3
+    assert "must have the form asked for" in found["rows"][0]["reason"]
+
+
+def test_check_protocol_makes_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", "protocol", "--mutants", "--only", "all_gather/split-push/view-two_buffers"]
+    code, found = run_json(capsys, *argv, "--epilogue", "push")
+    assert code == 0
+    assert {row["protocol"] for row in found["rows"]} == {
+        "all_gather/split-push/view-two_buffers",
+        "all_gather/split-push/view-two_buffers-complete",
+    }
+    results = {(row["mutant"], row["protocol"][-8:]): row["result"] for row in found["rows"]}
+    assert results["nobody acquires", "_buffers"] == "caught"
+    assert set(results.values()) == {"caught", "equivalent"}
+    assert {row["reason"] for row in found["rows"] if row["result"] == "equivalent"} == {None}
+
+
+def test_no_mistake_is_looked_for_in_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", "protocol", "--epilogue", "tests.contracts.broken_epilogues:NoGate"]
+    argv += ["--mutants", "--only", "all_gather/fused-broken/copy-entry"]
+    assert main(argv) == 1
+    text = capsys.readouterr().out
+    assert "no mistake is looked for in what is wrong as it is" in text
+    assert "caught" not in text
 
 
 def test_doctor_names_an_unknown_variable(

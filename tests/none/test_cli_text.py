@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gemmlink.cli import bench, demo, output
+from gemmlink.cli import bench, check, demo, output
+from gemmlink.conformance.proof.survey import Noticed
+from gemmlink.conformance.proof.verdict import Verdict
 from gemmlink.perf import table
 from gemmlink.perf.bench import Measured, Plan, Wrong, judged
 from gemmlink.perf.field import Label
@@ -188,3 +190,19 @@ def test_table_has_a_line_for_each_row_and_the_bound() -> None:
     assert len(text.splitlines()) == 2 + 5 + 1
     assert text.splitlines()[-1].endswith("bound 200.0 us")
     assert table.duration(8200.0) == "8.20 ms"
+
+
+def noticed(protocol: str, mutant: str, reason: Any = None) -> Noticed:
+    return Noticed(mutant, protocol, Verdict(protocol, 1, 1, 0.0, reason))
+
+
+def test_a_proof_that_notices_nothing_in_a_protocol_is_wrong() -> None:
+    found = [noticed("one", "no gate", "race"), noticed("one", "swap"), noticed("two", "no gate")]
+    outcome = check.mutants(found[:2])
+    assert (outcome.code, outcome.checked, outcome.failed) == (output.RIGHT, 2, 0)
+    assert outcome.text.splitlines()[1:] == [
+        "caught     one: no gate (race)", "equivalent one: swap", "1 caught, 1 equivalent"
+    ]  # fmt: skip
+    outcome = check.mutants(found)
+    assert (outcome.code, outcome.failed) == (output.WRONG, 1)
+    assert "nothing is noticed in two" in outcome.text

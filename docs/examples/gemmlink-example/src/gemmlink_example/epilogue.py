@@ -33,7 +33,8 @@ class Pairwise:
         if plan.send_complete and plan.is_last:  # the call ends when nobody reads from here
             take += [s.Set(s.Word("read", plan.rank), at=peer) for peer in plan.peers]
             take += [s.Wait(s.Word("read", peer)) for peer in plan.peers]
-        take += common.leave(plan)
+        # What stays here is computed last, and no word tells of it.
+        take += [s.Join("producer"), *common.leave(plan)]
         programs = (s.Program("producer", tuple(make)), s.Program("consumer", tuple(take)))
         return s.Schedule(phase, plan, programs)
 

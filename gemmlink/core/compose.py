@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from gemmlink import plugins
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.settings import MAX_CHUNKS, MAX_LANES
@@ -116,14 +118,25 @@ def name_of(choice: Any) -> str:
 def compose(problem: Problem, world: int, choice: Choice, operation: Operation) -> Composition:
     """Resolve ``choice`` for ``problem``. Raises an error of ours if the parts do not fit."""
     reasons: list[str] = []
+    _check_device(problem, operation)
     backend = _backend(problem, choice, reasons)
-    epilogues, fused = _epilogues(world, choice, operation, reasons)
+    epilogues, fused = _epilogues(problem, world, choice, operation, reasons)
     transport = _transport(problem, choice, epilogues, reasons)
     chunks = _chunks(problem, choice, fused, reasons)
     _check_reuse(choice, epilogues, operation)
     order = _lane_order(transport, epilogues, reasons)
     common = _common(transport, epilogues, choice, operation, reasons)
     return Composition(transport, epilogues, backend, fused, chunks, tuple(reasons), order, common)
+
+
+def _check_device(problem: Problem, operation: Operation) -> None:
+    wires = [phase.wire for phase in operation.phases if phase.wire is not None]
+    if problem.device.type != "cpu" and wires:
+        raise Unsupported(
+            "rows travel in another dtype on CPUs only, so far",
+            f"wire_dtype={wires[0]} on {problem.device}",
+            "Leave wire_dtype out.",
+        )
 
 
 def _common(
@@ -193,7 +206,7 @@ def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
 
 
 def _epilogues(
-    world: int, choice: Choice, operation: Operation, reasons: list[str]
+    problem: Problem, world: int, choice: Choice, operation: Operation, reasons: list[str]
 ) -> tuple[tuple[Epilogue, ...], bool]:
     """One epilogue for each phase, and the form of the first."""
     form: bool | None = None
@@ -201,6 +214,9 @@ def _epilogues(
     if choice.epilogue == "auto" and world == 1:
         reasons.append("epilogue collective: world 1 has nothing to send")
         wanted = ["collective"]
+    elif choice.epilogue == "auto" and problem.device.type != "cpu" and choice.view:
+        wanted = ["push"]
+        reasons.append("epilogue push: a view on a device, and one read serves all peers")
     elif choice.epilogue == "auto":
         wanted = ["pull"]
         reasons.append("epilogue pull: each block is copied once, by its reader, or not at all")
@@ -211,13 +227,23 @@ def _epilogues(
         reasons.append(f"epilogue {name_of(choice.epilogue)}: passed as an object")
     found = [cast(Epilogue, plugins.find("epilogue", each)) for each in wanted]
     epilogues = _one_a_phase(found, choice, operation)
+    _check_collective(problem, world, epilogues)
     for phase, epilogue in zip(operation.phases, epilogues, strict=True):
         if phase.name not in epilogue.phases:
             raise Unsupported(
                 f"{operation.name} needs an epilogue for its {phase.name} phase",
                 f"{epilogue.name!r}, which serves {', '.join(epilogue.phases)}",
             )
-    return epilogues, _form(epilogues[0], form, reasons)
+    return epilogues, _form(epilogues[0], form, problem, reasons)
+
+
+def _check_collective(problem: Problem, world: int, epilogues: tuple[Epilogue, ...]) -> None:
+    if problem.device.type != "cpu" and world > 1 and not epilogues[0].needs.window:
+        raise Unsupported(
+            "library collectives serve CPU tensors only, so far",
+            f"epilogue {epilogues[0].name!r} for {world} ranks on {problem.device}",
+            "Use epilogue='pull', 'push' or 'lanes'.",
+        )
 
 
 def _one_a_phase(
@@ -250,7 +276,7 @@ def _split_mode(name: str) -> tuple[list[str], bool | None]:
     return [text, *others], None
 
 
-def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
+def _form(epilogue: Epilogue, form: bool | None, problem: Problem, reasons: list[str]) -> bool:
     forms = epilogue.forms()
     if form is not None:
         if form not in forms:
@@ -262,6 +288,9 @@ def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
         return form
     if len(forms) == 1:
         return forms[0]
+    if problem.device.type != "cpu":
+        reasons.append("split: torch's product is one kernel; cut into chunks it takes longer")
+        return False
     reasons.append(
         "split: on CPUs a rank's one thread multiplies and moves, so a fused form overlaps little "
         "and its chunks cost more"
@@ -277,7 +306,9 @@ def _transport(
         if choice.transport != "auto":
             plugins.find("transport", choice.transport)  # a wrong name is an error all the same
         return None
-    name = "shm" if choice.transport == "auto" else choice.transport
+    on_cpu = problem.device.type == "cpu"
+    auto = "shm" if on_cpu else "symm_mem"
+    name = auto if choice.transport == "auto" else choice.transport
     transport = cast(Transport, plugins.find("transport", name))
     capabilities = transport.probe()
     if problem.device.type not in capabilities.memory:
@@ -286,9 +317,9 @@ def _transport(
             f"tensors on {problem.device.type}",
             _others("transport"),
         )
-    if not (capabilities.host_words and capabilities.host_data):
+    if not (capabilities.host_words and (capabilities.host_data or not on_cpu)):
         raise Unsupported(
-            "schedules are walked by the host, which must reach words and data of the window",
+            "the host must reach the words of a window, and on CPUs its data",
             f"transport {transport.name!r} with host_words={capabilities.host_words}, "
             f"host_data={capabilities.host_data}",
         )
@@ -296,7 +327,8 @@ def _transport(
         if epilogue.needs.lanes and not capabilities.lanes:
             came = f"transport {transport.name!r} without any"
             raise Unsupported(f"epilogue {epilogue.name!r} needs lanes", came)
-    why = "all ranks compute on CPUs of one host" if choice.transport == "auto" else "asked for"
+    where = "CPUs" if on_cpu else "CUDA devices"
+    why = f"all ranks compute on {where} of one host" if choice.transport == "auto" else "asked for"
     reasons.append(f"transport {transport.name}: {why}")
     return transport
 
@@ -341,7 +373,12 @@ def without_window(composition: Composition, error: Exception) -> Composition:
     )
 
 
-def may_fall_back(choice: Choice, error: Exception) -> bool:
-    """Whether a failed set-up may be answered with ``collective``: only where all was left open."""
+def may_fall_back(choice: Choice, error: Exception, device: torch.device) -> bool:
+    """Whether a failed set-up may be answered with ``collective``: only where all was left open.
+
+    On devices there is no ``collective`` to fall back on, so far.
+    """
+    if device.type != "cpu":
+        return False
     open_choice = choice.transport == "auto" and choice.epilogue == "auto" and not choice.view
     return open_choice and isinstance(error, Unavailable | Unsupported)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 import gemmlink
 from gemmlink.core.compose import Choice, Composition, compose, may_fall_back, without_window
 from gemmlink.core.interpret import HostProgram
@@ -22,7 +24,7 @@ from gemmlink.core.prove import prove, reach
 from gemmlink.groups import WatchedGroup
 from gemmlink.rendezvous import agree, check_equal
 from gemmlink.spec import operations
-from gemmlink.spec.contracts import Group, Session, Window
+from gemmlink.spec.contracts import Backend, Group, Session, Window
 from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem, dtype_name
 from gemmlink.spec.schedule import Plan, Schedule, chain
@@ -109,7 +111,7 @@ def prepare(
     try:
         return _open(group, watched, request, parts, key)
     except Exception as error:
-        if not may_fall_back(request.choice, error):
+        if not may_fall_back(request.choice, error, request.problem.device):
             raise
         _log.warning("gemmlink falls back to the library collective: %s", error)
         parts = without_window(parts, error)
@@ -204,6 +206,29 @@ def _open(owner: Group, group: Group, request: Request, parts: Composition, key:
         raise
 
 
+def _program(
+    schedule: Schedule, memory: Memory, backend: Backend, merge: bool, timeout_s: float
+) -> HostProgram:
+    if _is_host(memory.problem.device) or not schedule.uses_window():
+        return HostProgram(schedule, memory, backend, merge)
+    from gemmlink.core.device.build import device_program
+
+    return device_program(schedule, memory, backend, merge, timeout_s)
+
+
+def _is_host(device: torch.device) -> bool:
+    """Whether the host walks the schedule; elsewhere it is enqueued."""
+    return device.type == "cpu"
+
+
+def _launch_for(device: torch.device) -> type[Launch]:
+    if _is_host(device):
+        return Launch
+    from gemmlink.core.device.launch import DeviceLaunch
+
+    return DeviceLaunch
+
+
 def _window(session: Session, layout: WindowLayout, common: bool) -> Window:
     # Transports that share nothing need not know the second argument.
     return session.window(layout.nbytes, layout.data) if common else session.window(layout.nbytes)
@@ -231,13 +256,14 @@ def _bind(
     def bind() -> dict[str, Any]:
         memory = Memory(operation, schedule, request.problem, layout, window)
         merge = not request.choice.bit_identical
-        programs.append(HostProgram(schedule, memory, parts.backend, merge))
+        programs.append(_program(schedule, memory, parts.backend, merge, request.timeout_s))
         return {}
 
     agree(group, f"{key}/bind", bind, request.prepare_timeout_s)
     _log.info("%s as %s: %s", key, parts.mode, "; ".join(parts.reasons))
     library = Gloo(owner, f"{key}/gloo", request.timeout_s) if window is None else None
-    return Launch(
+    make = Launch if window is None else _launch_for(request.problem.device)
+    return make(
         group=owner,
         request=request.record(),
         operation=operation,

@@ -22,10 +22,11 @@ def ordered_sum(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     if out.dtype == torch.float32:
         _sum_in_place(terms, out)
         return
-    step = max(1, _BLOCK // max(1, out.shape[1]))
+    # A device has no such cache, and each step would be launches.
+    step = max(1, _BLOCK // max(1, out.shape[1])) if out.device.type == "cpu" else max(1, len(out))
     for first in range(0, len(out), step):
         block = [term[first : first + step] for term in terms]
-        wide = torch.empty(block[0].shape, dtype=torch.float32)
+        wide = torch.empty(block[0].shape, dtype=torch.float32, device=out.device)
         _sum_in_place(block, wide)
         out[first : first + step].copy_(wide)
 

@@ -1,0 +1,73 @@
+"""The device program over `shm` windows, its two kernels interpreted: no GPU, all the logic."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import device_cases as cases
+from tests.conftest import Ranks
+from tests.refs import WINDOW_MODES
+
+EMULATED = "cpu"
+
+
+#: Both results and both numbers of buffers; the rest of the combinations are for GPUs.
+WAYS = (("copy", 1), ("view", 2))
+
+
+@pytest.mark.parametrize("name", cases.OPERATIONS)
+def test_every_mode_is_exact(ranks: Ranks, name: str) -> None:
+    ranks(2).run(cases.every_way, 2, EMULATED, name, WINDOW_MODES, WAYS, timeout_s=60)
+
+
+@pytest.mark.parametrize("name", cases.OPERATIONS)
+def test_three_ranks_are_exact(ranks: Ranks, name: str) -> None:
+    modes = ("auto", "fused-lanes") if name != "all_to_all" else ("auto",)
+    ranks(3).run(cases.every_way, 3, EMULATED, name, modes, (("copy", 2),), timeout_s=60)
+
+
+def test_the_product_is_kept_and_calls_are_send_complete(ranks: Ranks) -> None:
+    ranks(2).run(cases.kept_product_and_complete, 2, EMULATED, WINDOW_MODES, timeout_s=60)
+
+
+def test_a_result_may_have_any_strides(ranks: Ranks) -> None:
+    ranks(2).run(cases.own_strides, 2, EMULATED)
+
+
+def test_the_function_form_grows(ranks: Ranks) -> None:
+    ranks(2).run(cases.function_form, 2, EMULATED)
+
+
+@pytest.mark.parametrize("mode", ["split-push", "split-pull", "fused-lanes"])
+def test_an_absent_peer_leaves_nan_and_a_name(ranks: Ranks, mode: str) -> None:
+    *present, absent = ranks(3).run(cases.absent_peer, 3, EMULATED, mode, timeout_s=60)
+    assert absent == {}
+    for rank, seen in enumerate(present):
+        assert seen["nan"], f"a result that is no NaN: {seen}"
+        assert seen["again"] == "Poisoned", seen
+        assert seen["epoch"] == 2, seen
+        assert seen["type"] in ("PeerTimeout", "PeerLost"), seen
+        assert seen["rank"] == rank, seen
+        assert seen["peer"] == 2, seen
+
+
+def test_unequal_rows_are_refused_with_both_numbers(ranks: Ranks) -> None:
+    for rank, seen in enumerate(ranks(2).run(cases.unequal_rows, 2, EMULATED)):
+        assert seen["nan"], seen
+        assert seen["type"] in ("InvalidArgument", "PeerLost"), seen
+        if seen["type"] == "InvalidArgument":
+            assert f"M={4 + rank} on rank {rank}" in seen["text"], seen
+
+
+def test_a_refusal_reaches_the_peers(ranks: Ranks) -> None:
+    refuser, other = ranks(2).run(cases.refused_by_one, 2, EMULATED)
+    assert refuser["type"] == "InvalidArgument", refuser
+    assert other["nan"], other
+    assert other["type"] == "InvalidArgument", other
+    assert "rank 0 refused call 2" in other["text"], other
+    assert "shape (8, 7)" in other["text"], other
+
+
+def test_a_mistake_of_all_ranks_leaves_the_operation_usable(ranks: Ranks) -> None:
+    for types in ranks(2).run(cases.refused_by_all, 2, EMULATED):
+        assert types == ["InvalidArgument"] * 3

@@ -177,15 +177,17 @@ def kept_product_and_complete(rank: int, world: int, device: str, modes: Sequenc
                 check_calls(op, rank, world, device, [(8,) * world, (3,) * world])
 
 
-def absent_peer(rank: int, world: int, device: str, mode: str) -> dict[str, Any]:
+def absent_peer(
+    rank: int, world: int, device: str, mode: str, name: str = "all_gather"
+) -> dict[str, Any]:
     """The last rank misses the second call: NaN everywhere, an error that says so, and a reset."""
-    with on(device), make("all_gather", device, 8, epilogue=mode, timeout_s=1.0) as op:
+    with on(device), make(name, device, 8, epilogue=mode, timeout_s=1.0) as op:
         check_calls(op, rank, world, device, [(8,) * world])
         caller: Any = op
         seen: dict[str, Any] = {}
-        a, b = (each.to(device) for each in inputs("all_gather", rank, 1, 8, torch.float32))
+        a, b = (each.to(device) for each in inputs(name, rank, 1, 8, torch.float32))
         if rank < world - 1:
-            got = caller(a, b)
+            got = received(caller(a, b))
             settle(device)
             seen["nan"] = bool(got.isnan().all())
             seen.update(raised(op.check))

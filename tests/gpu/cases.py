@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -187,7 +188,7 @@ def many_calls(rank: int, world: int, times: int) -> dict[str, Any]:
         caller: Any = op
         a, b = _tensors("all_gather", rank, 0)
         for _ in range(20):
-            caller(a, b)
+            got = caller(a, b)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         started = time.perf_counter()
@@ -269,3 +270,51 @@ def words(rank: int, world: int) -> None:
         session.barrier(20.0)
         session.close()
         session.close()
+
+
+def function_form_in_a_graph(rank: int, world: int) -> None:
+    """The functions may be captured, once they have prepared what they need."""
+    with on(CUDA):
+        a, b = _tensors("all_gather", rank, 0)
+        gemmlink.gemm_all_gather(a, b)
+        graph, (shown,) = _captured(gemmlink.gemm_all_gather, a, b)
+        for call in range(1, 20):
+            a.copy_(_tensors("all_gather", rank, call)[0])
+            b.copy_(_tensors("all_gather", rank, call)[1])
+            graph.replay()
+            want = wanted("all_gather", rank, call, (M,) * world, torch.float32, torch.float32)
+            assert_equal(shown.cpu(), want, f"replay {call}")
+        torch.cuda.synchronize()
+        gemmlink.clear_cache()
+
+
+def another_thread_and_inference(rank: int, world: int) -> None:
+    """A call from a thread that has never used CUDA, and one without gradients."""
+    with on(CUDA), make("all_gather", CUDA, M, timeout_s=10.0) as op:
+        caller: Any = op
+        a, b = _tensors("all_gather", rank, 0)
+        want = wanted("all_gather", rank, 0, (M,) * world, torch.float32, torch.float32)
+        torch.cuda.synchronize()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(caller(a, b)))
+        thread.start()
+        thread.join()
+        with torch.inference_mode():
+            results.append(caller(a, b))
+        for got in results:
+            assert_equal(got.cpu(), want, "a thread, or inference")
+        assert len(results) == 2
+
+
+def debug(rank: int, world: int) -> dict[str, Any]:
+    """With GEMMLINK_DEBUG a failed call raises itself."""
+    with on(CUDA), make("all_gather", CUDA, M, timeout_s=1.0) as op:
+        check_calls(op, rank, world, CUDA, [(M,) * world])
+        caller: Any = op
+        seen = {}
+        if rank == 0:
+            seen = raised(lambda: caller(*_tensors("all_gather", rank, 0)))
+        else:
+            time.sleep(1.5)
+        op.reset(20.0)
+        return seen

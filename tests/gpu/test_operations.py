@@ -22,7 +22,7 @@ def test_the_transport_by_itself(ranks: Ranks) -> None:
 @pytest.mark.parametrize("name", device_cases.OPERATIONS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_mode_and_way_is_exact(ranks: Ranks, world: int, name: str) -> None:
-    ranks(world).run(device_cases.every_way, world, "cuda", name, WINDOW_MODES, timeout_s=120)
+    ranks(world).run(device_cases.every_way, world, "cuda", name, WINDOW_MODES, timeout_s=60)
 
 
 @pytest.mark.parametrize("name", device_cases.OPERATIONS)
@@ -32,12 +32,12 @@ def test_bfloat16_is_exact(
 ) -> None:
     modes, ways = ("auto", "fused-push"), (("copy", 1), ("view", 1))
     ranks(2).run(
-        device_cases.every_way, 2, "cuda", name, modes, ways, dtype, out_dtype, timeout_s=120
+        device_cases.every_way, 2, "cuda", name, modes, ways, dtype, out_dtype, timeout_s=60
     )
 
 
 def test_sizes_that_fill_the_device(ranks: Ranks) -> None:
-    ranks(2).run(cases.larger, 2, list(WINDOW_MODES), timeout_s=120)
+    ranks(2).run(cases.larger, 2, list(WINDOW_MODES), timeout_s=60)
 
 
 def test_the_product_is_kept_and_calls_are_send_complete(ranks: Ranks) -> None:
@@ -65,4 +65,4 @@ def test_transports_of_the_other_kind_are_refused(ranks: Ranks) -> None:
 @pytest.mark.parametrize("name", device_cases.OPERATIONS)
 def test_eight_ranks_are_exact(ranks: Ranks, name: str) -> None:
     modes, ways = ("auto", "split-push", "fused-lanes"), (("copy", 1), ("view", 1))
-    ranks(8).run(device_cases.every_way, 8, "cuda", name, modes, ways, timeout_s=120)
+    ranks(8).run(device_cases.every_way, 8, "cuda", name, modes, ways, timeout_s=60)

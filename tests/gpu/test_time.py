@@ -16,12 +16,32 @@ MODES = ["split-push", "fused-push", "split-pull", "fused-pull", "split-lanes", 
 @pytest.mark.parametrize("name", device_cases.OPERATIONS)
 def test_a_graph_is_exact_each_time(ranks: Ranks, name: str) -> None:
     modes = MODES if name == "all_gather" else ["auto", "fused-lanes"]
-    assert ranks(2).run(cases.replays, 2, name, modes, 100, timeout_s=200) == [0, 0]
+    assert ranks(2).run(cases.replays, 2, name, modes, 100, timeout_s=90) == [0, 0]
 
 
 def test_a_graph_of_four_ranks(ranks: Ranks) -> None:
     modes = ["split-push", "split-pull", "fused-lanes"]
-    assert ranks(4).run(cases.replays, 4, "all_gather", modes, 100, timeout_s=200) == [0] * 4
+    assert ranks(4).run(cases.replays, 4, "all_gather", modes, 100, timeout_s=90) == [0] * 4
+
+
+def test_the_function_form_in_a_graph(ranks: Ranks) -> None:
+    ranks(2).run(cases.function_form_in_a_graph, 2, timeout_s=60)
+
+
+def test_another_thread_and_inference_mode(ranks: Ranks) -> None:
+    ranks(2).run(cases.another_thread_and_inference, 2, timeout_s=60)
+
+
+def test_debugging_raises_in_the_call(ranks: Ranks) -> None:
+    first, _ = ranks(2).run(cases.debug, 2, timeout_s=60, env={"GEMMLINK_DEBUG": "1"})
+    assert (first["type"], first["peer"]) == ("PeerTimeout", 1), first
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_reduce", "all_to_all"])
+def test_an_absent_peer_leaves_nan_in_every_operation(ranks: Ranks, name: str) -> None:
+    first, _ = ranks(2).run(device_cases.absent_peer, 2, "cuda", "split-pull", name, timeout_s=60)
+    assert first["nan"], first
+    assert (first["epoch"], first["peer"]) == (2, 1), first
 
 
 def test_streams_in_turn(ranks: Ranks) -> None:

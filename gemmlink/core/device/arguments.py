@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -75,8 +75,7 @@ class MovesArguments(ctypes.Structure):
     longest = 0
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """Rows that go from one place to several; all numbers are bytes or addresses.
 
     Rows lie ``pitch`` apart at the source and packed at their destinations. ``rows`` is 1 where
@@ -105,6 +104,34 @@ class Copy:
         return bits & -bits
 
 
+class Prepared:
+    """Launches that can be made again and again; ``result`` is where they now deliver to.
+
+    All other addresses are those of windows, which stay. A result of the same shape and alignment
+    takes the place of the last one.
+    """
+
+    def __init__(self, launches: list[MovesArguments], result: torch.Tensor) -> None:
+        self.launches = launches
+        self._base = result.data_ptr()
+        end = self._base + result.numel() * result.element_size()
+        self._within = [
+            (launch, place)
+            for launch in launches
+            for item in launch.items[: launch.count]
+            for place in range(item.first, item.first + item.fan)
+            if self._base <= launch.to[place] < end
+        ]
+
+    def deliver_to(self, result: torch.Tensor) -> None:
+        """Deliver to ``result`` from now on."""
+        base = result.data_ptr()
+        if base != self._base:
+            for launch, place in self._within:
+                launch.to[place] += base - self._base
+            self._base = base
+
+
 def copy_of(value: torch.Tensor, to: Iterable[int]) -> Copy:
     """A copy of the rows of ``value``, ``(rows, width)`` with unit stride in a row."""
     size = value.element_size()
@@ -118,12 +145,13 @@ def packed(desk: int, copies: Iterable[Copy]) -> Iterator[MovesArguments]:
     """The arguments of as few launches as have room for these copies. Empty ones are left out."""
     made, used = _moves(desk), 0
     for copy in _bounded(copies):
+        if not copy.nbytes:
+            continue
         if made.count == ITEMS or used + len(copy.to) > DESTINATIONS:
             yield made
             made, used = _moves(desk), 0
         item = made.items[made.count]
-        item.from_, item.pitch = copy.source, copy.pitch
-        item.row_bytes, item.rows = copy.row_bytes, copy.rows
+        item.from_, item.pitch, item.row_bytes, item.rows, _ = copy
         item.first, item.fan, item.unit = used, len(copy.to), copy.unit
         for address in copy.to:
             made.to[used] = address
@@ -142,6 +170,8 @@ def _moves(desk: int) -> MovesArguments:
 
 def _bounded(copies: Iterable[Copy]) -> Iterator[Copy]:
     for copy in copies:
-        if copy.nbytes:
-            for first in range(0, len(copy.to), DESTINATIONS):
-                yield replace(copy, to=copy.to[first : first + DESTINATIONS])
+        if len(copy.to) <= DESTINATIONS:
+            yield copy
+            continue
+        for first in range(0, len(copy.to), DESTINATIONS):
+            yield copy._replace(to=copy.to[first : first + DESTINATIONS])

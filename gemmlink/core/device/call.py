@@ -42,8 +42,8 @@ class DeviceCall:
         self.stream = stream
         self.fingerprint = fingerprint
         self.same_rows = rows is None
-        self._rows = tuple(rows) if rows is not None else (self.m,) * world
-        self.starts: Sequence[int] = packed(self._rows).starts
+        self.rows = tuple(rows) if rows is not None else (self.m,) * world
+        self.starts: Sequence[int] = packed(self.rows).starts
         self.firsts: Sequence[int] = self.starts if view else launch.firsts
         self.blocks: dict[int, torch.Tensor] = {}
         self._local: torch.Tensor | None = None
@@ -52,7 +52,7 @@ class DeviceCall:
 
     def rows_of(self, source: int) -> int:
         """M of ``source``."""
-        return self._rows[source]
+        return self.rows[source]
 
     def result(self) -> torch.Tensor:
         """The result."""
@@ -82,7 +82,7 @@ class DeviceCall:
 
     def _made(self) -> torch.Tensor:
         launch = self._launch
-        shape = launch.result_shape(self._rows)
+        shape = launch.result_shape(self.rows)
         if launch.schedule.plan.view:
             return launch.view_rows(self.epoch, shape[0])
         return torch.empty(shape, dtype=launch.problem.out_dtype, device=launch.problem.device)

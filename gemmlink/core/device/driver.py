@@ -35,55 +35,61 @@ def library() -> Any:
         ) from error
 
 
+_HANDLE, _INT, _UINT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuLaunchKernel": (_HANDLE, *(_UINT,) * 7, *(_HANDLE,) * 3),
+    "cuMemcpyDtoDAsync_v2": (ctypes.c_uint64, ctypes.c_uint64, _SIZE, _HANDLE),
+    "cuEventCreate": (ctypes.POINTER(_HANDLE), _UINT),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventQuery": (_HANDLE,),
+    "cuStreamWaitEvent": (_HANDLE, _HANDLE, _UINT),
+    "cuStreamIsCapturing": (_HANDLE, ctypes.POINTER(_INT)),
+}
+
+
 class Driver:
     """Launches, copies and events on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = library()
-        self._void = ctypes.c_void_p
+        for name, types in _ARGUMENTS.items():
+            getattr(self._cuda, name).argtypes = types
+        self._launch = self._cuda.cuLaunchKernel
+        self._pointers = (_HANDLE * 1)()
 
     def launch(
-        self, function: int, grid: tuple[int, int], threads: int, argument: Any, stream: int
+        self, function: int, across: int, down: int, threads: int, argument: Any, stream: int
     ) -> None:
         """Launch a kernel that takes one struct. It is copied before this returns."""
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        self._call(
-            "cuLaunchKernel",
-            self._void(function),
-            *(grid[0], grid[1], 1),
-            *(threads, 1, 1),
-            0,
-            self._void(stream),
-            pointers,
-            None,
-        )
+        pointers = self._pointers
+        pointers[0] = ctypes.addressof(argument)
+        arguments = (function, across, down, 1, threads, 1, 1, 0, stream, pointers, None)
+        code = self._launch(*arguments)
+        if code:
+            self._again("cuLaunchKernel", code, *arguments)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy between two places of device memory, by a copy engine where one serves."""
-        size = ctypes.c_size_t(nbytes)
-        self._call(
-            "cuMemcpyDtoDAsync_v2",
-            *(ctypes.c_uint64(to), ctypes.c_uint64(source), size, self._void(stream)),
-        )
+        self._call("cuMemcpyDtoDAsync_v2", to, source, nbytes, stream)
 
     def event(self) -> int:
         """A new event. It is never destroyed: an operation has few."""
-        made = self._void()
+        made = _HANDLE()
         self._call("cuEventCreate", ctypes.byref(made), _NO_TIMING)
         return int(made.value or 0)
 
     def record(self, event: int, stream: int) -> None:
         """Mark the present end of ``stream``."""
-        self._call("cuEventRecord", self._void(event), self._void(stream))
+        self._call("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
         """Let what is enqueued on ``stream`` from now on wait for ``event``."""
-        self._call("cuStreamWaitEvent", self._void(stream), self._void(event), 0)
+        self._call("cuStreamWaitEvent", stream, event, 0)
 
     def has_happened(self, event: int) -> bool:
         """Whether the device has come to where ``event`` was last recorded. Never blocks."""
-        code = self._cuda.cuEventQuery(self._void(event))
+        code = self._cuda.cuEventQuery(event)
         if code not in (0, _NOT_READY):
             raise self._refused("cuEventQuery", code)
         return bool(code == 0)
@@ -92,16 +98,19 @@ class Driver:
         """Whether ``stream`` is being captured into a graph. The default stream cannot be."""
         if stream == 0:
             return False
-        status = ctypes.c_int()
-        self._call("cuStreamIsCapturing", self._void(stream), ctypes.byref(status))
+        status = _INT()
+        self._call("cuStreamIsCapturing", stream, ctypes.byref(status))
         return status.value != 0
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function = getattr(self._cuda, name)
-        code = function(*arguments)
+        code = getattr(self._cuda, name)(*arguments)
+        if code:
+            self._again(name, code, *arguments)
+
+    def _again(self, name: str, code: int, *arguments: Any) -> None:
         if code == _NO_CONTEXT:  # a thread in which nobody has used CUDA yet
             torch.cuda.set_device(self._device)
-            code = function(*arguments)
+            code = getattr(self._cuda, name)(*arguments)
         if code:
             raise self._refused(name, code)
 

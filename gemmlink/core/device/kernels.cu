@@ -44,103 +44,123 @@ __device__ __forceinline__ i64 now_ns() {
 }
 __device__ __forceinline__ i64 look(const i64* p) { return *(const volatile i64*)p; }
 __device__ __forceinline__ void put(i64* p, i64 v) { *(volatile i64*)p = v; }
-__device__ __forceinline__ bool has_failed(const Words& w) { return look(&w.desk[FAILED]) != 0; }
+
+// A launch as its threads see it. `bad` is shared by them: memory is asked once, at the start.
+struct Launch {
+  const Words& w;
+  volatile int* bad;
+  i64 epoch;
+  i64 started;  // 0: the desk knows
+};
 
 __device__ void tell(const Words& w, i64 epoch, i64 code, i64 culprit) {
   for (int p = 0; p < w.world; ++p)
     st_release(w.peers[p * PLACES + ITS_ABORT], (epoch * CODES + code) * RANKS + culprit);
   // A product that follows overwrites the own slot, whether the call has failed or not. Its stores
-  // must not be seen before these words: see LEAVES below.
+  // must not be seen before these words: see `check`.
   __threadfence_system();
 }
 
-// The first to find something wrong says so, to the host and to the peers.
-__device__ void fail(const Words& w, i64 epoch, i64 why, i64 peer, i64 name, i64 seen, i64 wanted,
-                     i64 code, i64 culprit) {
-  if (atomicCAS((u64*)&w.desk[CLAIM], 0ull, 1ull) != 0ull) return;
-  const i64 said[] = {0, why, epoch, peer, name, seen, wanted};
-  for (int i = 1; i <= WANTED; ++i) put(&w.record[i], said[i]);
-  st_release(&w.record[SAID], 1);
-  tell(w, epoch, code, culprit);
-  put(&w.desk[FAILED], epoch);
+// The first to find something wrong says so, to the host and to the peers. Whoever comes second goes
+// on only when that has been done: what follows it may disturb a peer that has not been told.
+__device__ void fail(const Launch& c, i64 why, i64 peer, i64 name, i64 seen, i64 wanted, i64 code,
+                     i64 culprit) {
+  const Words& w = c.w;
+  if (atomicCAS((u64*)&w.desk[CLAIM], 0ull, 1ull) == 0ull) {
+    const i64 said[] = {0, why, c.epoch, peer, name, seen, wanted};
+    for (int i = 1; i <= WANTED; ++i) put(&w.record[i], said[i]);
+    st_release(&w.record[SAID], 1);
+    tell(w, c.epoch, code, culprit);
+    put(&w.desk[FAILED], c.epoch);
+  } else {
+    while (look(&w.desk[FAILED]) == 0) {}
+  }
+  *c.bad = 1;
 }
 
 // Whether a peer has said something after which `word` cannot come, or must not count.
-__device__ bool is_aborted(const Words& w, i64 epoch, const i64* word, i64 want, i64 peer, i64 name) {
+__device__ bool is_aborted(const Launch& c, const i64* word, i64 want, i64 peer, i64 name) {
+  const Words& w = c.w;
   for (int p = 0; p < w.world; ++p) {
     if (p == w.rank) continue;
     i64 said = ld_acquire(w.peers[p * PLACES + MY_ABORT]);
     if (said == 0) continue;
     i64 what = said / RANKS, its = what / CODES, code = what % CODES;
-    bool lost = code != REFUSED && its <= epoch;
-    bool refused = code == REFUSED && its == epoch;
-    bool left = its > epoch && p == peer;  // and so will not set what it has not set by now
+    bool lost = code != REFUSED && its <= c.epoch;
+    bool refused = code == REFUSED && its == c.epoch;
+    bool left = its > c.epoch && p == peer;  // and so will not set what it has not set by now
     if (!(lost || refused || left)) continue;
     if (!lost && ld_acquire(word) >= want) continue;
-    bool earlier = code != REFUSED && its < epoch;
-    fail(w, epoch, ABORTED, p, name, said, want, earlier ? POISONED : FAILED_CALL,
+    bool earlier = code != REFUSED && its < c.epoch;
+    fail(c, ABORTED, p, name, said, want, earlier ? POISONED : FAILED_CALL,
          code == REFUSED ? p : said % RANKS);
     return true;
   }
   return false;
 }
 
-__device__ bool await(const Words& w, i64 epoch, const i64* word, i64 want, i64 peer, i64 name) {
+__device__ bool await(const Launch& c, const i64* word, i64 want, i64 peer, i64 name) {
+  const Words& w = c.w;
   for (unsigned spin = 0;; ++spin) {
     i64 seen = ld_acquire(word);
     if (seen >= want) return true;
     if (spin % 16 != 15) continue;
-    if (has_failed(w) || is_aborted(w, epoch, word, want, peer, name)) return false;
-    if (now_ns() - look(&w.desk[STARTED]) > look(&w.desk[LIMIT])) {
-      fail(w, epoch, TIMEOUT, peer, name, seen, want, FAILED_CALL, peer);
+    if (look(&w.desk[FAILED]) != 0) {
+      *c.bad = 1;
+      return false;
+    }
+    if (is_aborted(c, word, want, peer, name)) return false;
+    if (now_ns() - (c.started ? c.started : look(&w.desk[STARTED])) > look(&w.desk[LIMIT])) {
+      fail(c, TIMEOUT, peer, name, seen, want, FAILED_CALL, peer);
       return false;
     }
   }
 }
 
 // The epoch is taken only where no call is on its way: two at once would use each other's number.
-__device__ void begin(const Words& w) {
-  i64 done = look(&w.desk[COMPLETED]);
-  put(&w.desk[STARTED], now_ns());
-  i64 before = atomicCAS((u64*)&w.desk[EPOCH], (u64)done, (u64)(done + 1));
+__device__ void begin(const Launch& c) {
+  const Words& w = c.w;
+  i64 done = c.epoch - 1;
+  put(&w.desk[STARTED], c.started);
+  i64 before = atomicCAS((u64*)&w.desk[EPOCH], (u64)done, (u64)c.epoch);
   if (before != done)
-    fail(w, before, OVERLAP, w.rank, 0, before, done, FAILED_CALL, w.rank);
-  else if (w.slots > 1 && (done + 1) % w.slots != w.slot)
-    fail(w, done + 1, SLOT, w.rank, 0, w.slot, (done + 1) % w.slots, FAILED_CALL, w.rank);
+    fail(c, OVERLAP, w.rank, 0, before, done, FAILED_CALL, w.rank);
+  else if (w.slots > 1 && c.epoch % w.slots != w.slot)
+    fail(c, SLOT, w.rank, 0, w.slot, c.epoch % w.slots, FAILED_CALL, w.rank);
 }
 
-__device__ void enter(const Words& w, i64 epoch, int p) {
-  i64* const* at = w.peers + p * PLACES;
-  // The record of two calls ago is overwritten: the peer may still have to read it.
-  if (!await(w, epoch, at[MY_ENTER], epoch - 1, p, NAME_ENTER)) return;
-  i64* record = at[ITS_RECORD] + epoch % 2 * RECORD_WORDS;
-  put(&record[0], epoch);
-  put(&record[1], w.rows);
-  put(&record[2], w.fingerprint);
-  st_release(at[ITS_ENTER], epoch);
+__device__ void enter(const Launch& c, int p) {
+  i64* const* at = c.w.peers + p * PLACES;
+  i64* record = at[ITS_RECORD] + c.epoch % 2 * RECORD_WORDS;
+  put(&record[0], c.epoch);
+  put(&record[1], c.w.rows);
+  put(&record[2], c.w.fingerprint);
+  st_release(at[ITS_ENTER], c.epoch);
 }
 
-__device__ void compare(const Words& w, i64 epoch, int p) {
+// What is left to find out when all has been read: whether the peer was in the same call, and whether
+// it has failed, in whatever call. In a *later* one, it may have multiplied into its own slot all the
+// same (a library's product cannot be guarded) while this rank was still reading there: its word was
+// set before, and the kernels that read have ended, so whoever has read a torn slot finds it here.
+__device__ void check(const Launch& c, int p) {
+  const Words& w = c.w;
   i64* const* at = w.peers + p * PLACES;
-  if (!await(w, epoch, at[MY_ENTER], epoch, p, NAME_ENTER)) return;
-  const i64* record = at[MY_RECORD] + epoch % 2 * RECORD_WORDS;
+  const i64* record = at[MY_RECORD] + c.epoch % 2 * RECORD_WORDS;
+  i64 entered = look(at[MY_ENTER]), said = look(at[MY_ABORT]);
   i64 its = look(&record[0]), rows = look(&record[1]), print = look(&record[2]);
-  if (its != epoch)
-    fail(w, epoch, GONE, p, NAME_RECORD, its, epoch, FAILED_CALL, p);
-  else if (print != w.fingerprint)
-    fail(w, epoch, ARGUMENTS, p, NAME_RECORD, print, w.fingerprint, FAILED_CALL, p);
-  else if ((w.flags & SAME_ROWS) && rows != w.rows)
-    fail(w, epoch, ROWS, p, NAME_RECORD, rows, w.rows, FAILED_CALL, p);
-}
-
-// A peer that has failed, in whatever call. In a *later* one, it may have multiplied into its own
-// slot all the same (a library's product cannot be guarded) while this rank was still reading there:
-// its word was set before, so whoever has read a torn slot finds the word here, behind the reads.
-__device__ void heed(const Words& w, i64 epoch, int p) {
-  i64 said = ld_acquire(w.peers[p * PLACES + MY_ABORT]);
-  i64 its = said / RANKS / CODES, code = said / RANKS % CODES;
+  if (entered < c.epoch) {  // a schedule that awaits nothing of this peer
+    if (!await(c, at[MY_ENTER], c.epoch, p, NAME_ENTER)) return;
+    its = look(&record[0]), rows = look(&record[1]), print = look(&record[2]);
+  }
+  i64 code = said / RANKS % CODES, when = said / RANKS / CODES;
   if (code == FAILED_CALL || code == POISONED)
-    fail(w, epoch, ABORTED, p, 0, said, epoch, its < epoch ? POISONED : FAILED_CALL, said % RANKS);
+    fail(c, ABORTED, p, 0, said, c.epoch, when < c.epoch ? POISONED : FAILED_CALL, said % RANKS);
+  else if (its != c.epoch)
+    fail(c, GONE, p, NAME_RECORD, its, c.epoch, FAILED_CALL, p);
+  else if (print != w.fingerprint)
+    fail(c, ARGUMENTS, p, NAME_RECORD, print, w.fingerprint, FAILED_CALL, p);
+  else if ((w.flags & SAME_ROWS) && rows != w.rows)
+    fail(c, ROWS, p, NAME_RECORD, rows, w.rows, FAILED_CALL, p);
 }
 
 __device__ void poison(const Words& w) {
@@ -151,43 +171,45 @@ __device__ void poison(const Words& w) {
   }
 }
 
-// One CTA. In this order: enter a call, set words, wait for words, leave the call.
+// One CTA of 64 threads or more. In this order: enter a call, set words, wait for words, leave the
+// call. Every load costs most of a microsecond, one behind the other: so there is a thread for each
+// word, waits begin at the other half of the block than sets, and peers at the second thread.
 extern "C" __global__ void gl_words(const __grid_constant__ Words w) {
+  __shared__ int bad;
   const int me = threadIdx.x, all = blockDim.x;
-  if ((w.flags & ENTERS) && me == 0 && !has_failed(w)) begin(w);
+  const i64 done = look(&w.desk[COMPLETED]), current = look(&w.desk[EPOCH]);
+  const i64 failed = look(&w.desk[FAILED]);
+  const bool enters = w.flags & ENTERS, leaves = w.flags & LEAVES, refuses = w.flags & REFUSES;
+  const Launch c = {w, &bad, enters ? done + 1 : current, enters ? now_ns() : 0};
+  if (me == 0) bad = failed != 0;
   __syncthreads();
-  const i64 epoch = look(&w.desk[EPOCH]);
-  if ((w.flags & ENTERS) && !has_failed(w))
-    for (int p = me; p < w.world; p += all)
-      if (p != w.rank) enter(w, epoch, p);
-  __syncthreads();
-  bool on = !has_failed(w);
-  __syncthreads();  // no thread may fail while another still asks
-  if (on) {
-    __threadfence_system();  // the stores of the kernels before this one
-    if ((w.flags & REFUSES) && me == 0) tell(w, epoch, REFUSED, w.rank);
-    for (int i = me; i < w.nsets; i += all) st_release((i64*)w.sets[2 * i], epoch - w.sets[2 * i + 1]);
-    for (int i = me; i < w.nwaits; i += all) {
+  if (enters) {
+    if (!failed && me == 0) begin(c);
+    // The record of two calls ago will be overwritten: the peer may still have to read it.
+    for (int p = me - 1; !failed && p < w.world; p += all)
+      if (p >= 0 && p != w.rank)
+        await(c, w.peers[p * PLACES + MY_ENTER], c.epoch - 1, p, NAME_ENTER);
+    __syncthreads();
+    for (int p = me - 1; !*c.bad && p < w.world; p += all)
+      if (p >= 0 && p != w.rank) enter(c, p);
+  }
+  if (!*c.bad) {
+    if (refuses && me == 0) tell(w, c.epoch, REFUSED, w.rank);
+    // A release publishes what the kernels before this one have stored, too.
+    for (int i = me; i < w.nsets; i += all)
+      st_release((i64*)w.sets[2 * i], c.epoch - w.sets[2 * i + 1]);
+    for (int i = (me + all / 2) % all; i < w.nwaits; i += all) {
       const i64* wait = w.waits + 4 * i;
-      if (!await(w, epoch, (const i64*)wait[0], epoch - wait[1], wait[2], wait[3])) break;
+      if (!await(c, (const i64*)wait[0], c.epoch - wait[1], wait[2], wait[3])) break;
     }
   }
+  if (!leaves) return;
   __syncthreads();
-  if (w.flags & LEAVES) {
-    __threadfence_system();
-    if (!has_failed(w) && !(w.flags & REFUSES))
-      for (int p = me; p < w.world; p += all)
-        if (p != w.rank) {
-          compare(w, epoch, p);
-          heed(w, epoch, p);
-        }
-    __syncthreads();
-    if (has_failed(w)) poison(w);
-    else if (me == 0) put(&w.desk[COMPLETED], epoch);
-  }
-  // Whoever finds the claim taken must not go on before the peers have been told.
-  if (me == 0)
-    while (look(&w.desk[CLAIM]) != 0 && !has_failed(w)) {}
+  for (int p = me - 1; !refuses && !*c.bad && p < w.world; p += all)
+    if (p >= 0 && p != w.rank) check(c, p);
+  __syncthreads();
+  if (*c.bad) poison(w);
+  else if (me == 0) put(&w.desk[COMPLETED], c.epoch);
 }
 
 struct Item {

@@ -6,8 +6,8 @@ GPUs put an interpreter of the two kernels behind it. ``Gpu`` is the CUDA device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +15,6 @@ from gemmlink.core.device.arguments import MovesArguments, WordsArguments
 from gemmlink.core.device.compiled import function
 from gemmlink.core.device.driver import Driver
 
-_WARP = 32
 _THREADS = 256
 #: Bytes that a block of ``gl_moves`` carries in one round: four accesses of 16 bytes a thread.
 _ROUND = _THREADS * 64
@@ -89,6 +88,7 @@ class Gpu:
         # What the host asks for while kernels wait must not queue up behind them.
         self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._streams: list[torch.cuda.Stream] = []
+        self._current = _current_stream()
         self.is_capturing = self._driver.is_capturing
         self.event = self._driver.event
         self.record = self._driver.record
@@ -124,7 +124,7 @@ class Gpu:
 
     def stream(self) -> int:
         """The current stream."""
-        return int(torch.cuda.current_stream(self._index).cuda_stream)
+        return self._current(self._index)
 
     def new_stream(self) -> int:
         """A stream of torch's pool."""
@@ -134,15 +134,18 @@ class Gpu:
 
     def words(self, arguments: WordsArguments, stream: int) -> None:
         """One CTA: a kernel that waits must not keep others from the device."""
-        most = max(arguments.nsets, arguments.nwaits, arguments.world)
-        if arguments.fill:
-            most = 1024  # threads for the NaN; they have nothing to do otherwise
-        threads = min(1024, -(-most // _WARP) * _WARP)
-        self._driver.launch(self._words, (1, 1), threads, arguments, stream)
+        self._driver.launch(self._words, 1, 1, _THREADS, arguments, stream)
 
     def moves(self, arguments: MovesArguments, stream: int) -> None:
         """Blocks enough for the longest item, a row of them for each."""
         most = max(1, self._blocks // arguments.count)
         blocks = min(most, max(1, -(-arguments.longest // _ROUND)))
-        grid = (blocks, arguments.count)
-        self._driver.launch(self._moves, grid, _THREADS, arguments, stream)
+        self._driver.launch(self._moves, blocks, arguments.count, _THREADS, arguments, stream)
+
+
+def _current_stream() -> Callable[[int], int]:
+    """What gives the current stream of a device: torch's short way if it has one."""
+    short: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if callable(short):
+        return lambda index: int(short(index))
+    return lambda index: int(torch.cuda.current_stream(index).cuda_stream)

@@ -133,6 +133,9 @@ class _Words:
 
     def begin(self) -> None:
         w, done = self.w, self.desk(DeskWord.COMPLETED)
+        if self.desk(DeskWord.STOP):
+            self.fail(done + 1, Why.STOPPED, w.rank, 0, 0, 0, FAILED, w.rank)
+            return
         self.put(DeskWord.STARTED, time.monotonic_ns())
         before = self.desk(DeskWord.EPOCH)
         if before != done:
@@ -178,6 +181,10 @@ class _Words:
             if seen >= wanted:
                 return True
             if self.failed() or self.is_aborted(epoch, place, wanted, peer, name):
+                return False
+            if self.desk(DeskWord.STOP):
+                rank = self.w.rank
+                self.fail(epoch, Why.STOPPED, rank, name, seen, wanted, FAILED, rank)
                 return False
             if time.monotonic_ns() - self.desk(DeskWord.STARTED) > self.desk(DeskWord.LIMIT):
                 self.fail(epoch, Why.TIMEOUT, peer, name, seen, wanted, FAILED, peer)

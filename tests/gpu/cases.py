@@ -272,6 +272,31 @@ def words(rank: int, world: int) -> None:
         session.close()
 
 
+def closed_while_waiting(rank: int, world: int) -> dict[str, Any]:
+    """Rank 0 closes while its call waits for rank 1, which calls a second later."""
+    with on(CUDA):
+        op: Any = make("all_gather", CUDA, M, timeout_s=20.0).prepare()
+        check_calls(op, rank, world, CUDA, [(M,) * world])
+        a, b = _tensors("all_gather", rank, 0)
+        torch.cuda.synchronize()
+        seen: dict[str, Any] = {}
+        started = time.monotonic()
+        if rank == 0:
+            got = op(a, b)
+            time.sleep(0.2)
+            op.close()
+            torch.cuda.synchronize()
+            seen["nan"] = bool(got.isnan().all())
+        else:
+            time.sleep(1.0)
+            got = op(a, b)
+            torch.cuda.synchronize()
+            seen = {"nan": bool(got.isnan().all()), **raised(op.check)}
+        seen["took_s"] = time.monotonic() - started
+        op.close()
+        return seen
+
+
 def function_form_in_a_graph(rank: int, world: int) -> None:
     """The functions may be captured, once they have prepared what they need."""
     with on(CUDA):

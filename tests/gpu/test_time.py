@@ -97,6 +97,15 @@ def test_operations_are_closed_in_any_order(ranks: Ranks) -> None:
     ranks(4).run(cases.closing_order, 4, timeout_s=60)
 
 
+def test_an_operation_closed_while_it_waits_tells_its_peers(ranks: Ranks) -> None:
+    first, second = ranks(2).run(cases.closed_while_waiting, 2, timeout_s=60)
+    assert first["nan"], (first, second)
+    assert first["took_s"] < 5, (first, second)
+    assert second["nan"], (first, second)
+    assert (second["type"], second["peer"]) == ("PeerLost", 0), (first, second)
+    assert second["took_s"] < 5, (first, second)
+
+
 def test_two_thousand_calls_take_no_memory(ranks: Ranks) -> None:
     for seen in ranks(2).run(cases.many_calls, 2, 2000, timeout_s=60):
         print(seen)

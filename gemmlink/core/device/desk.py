@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gemmlink.core.device.arguments import WordsArguments
-from gemmlink.core.device.layout import DESK_WORDS, RECORD_WORDS, STOPPED, DeskWord, Field, Why
+from gemmlink.core.device.layout import DESK_WORDS, RECORD_WORDS, DeskWord, Field, Why
 from gemmlink.core.device.machine import Machine
 from gemmlink.spec.schedule import Set, Wait, Word
 from gemmlink.spec.window import WindowLayout
@@ -81,9 +81,8 @@ class Desk:
         return self._machine.peek(self._words)[DeskWord.EPOCH]
 
     def stop(self) -> None:
-        """Make kernels that wait return soon, and later ones do nothing. Synchronous."""
-        failed = self._words[DeskWord.FAILED : DeskWord.FAILED + 1]
-        self._machine.poke(failed, [STOPPED])
+        """Make kernels that wait give up soon, and later calls at once. Synchronous."""
+        self._machine.poke(self._words[DeskWord.STOP : DeskWord.STOP + 1], [1])
 
     def clear(self, epoch: int) -> None:
         """As if call ``epoch`` had just ended well. No kernel of the operation may be running."""

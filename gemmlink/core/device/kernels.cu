@@ -8,9 +8,9 @@
 typedef long long i64;
 typedef unsigned long long u64;
 
-enum { EPOCH, COMPLETED, LIMIT, FAILED, CLAIM, STARTED };                  // words of the desk
+enum { EPOCH, COMPLETED, LIMIT, FAILED, CLAIM, STARTED, STOP };            // words of the desk
 enum { SAID, WHY, AT_EPOCH, PEER, NAME, SEEN, WANTED };                    // fields of the record
-enum { TIMEOUT = 1, ABORTED, ROWS, ARGUMENTS, OVERLAP, SLOT, GONE };       // values of WHY
+enum { TIMEOUT = 1, ABORTED, ROWS, ARGUMENTS, OVERLAP, SLOT, GONE, STOPPED };  // values of WHY
 enum { ENTERS = 1, LEAVES = 2, REFUSES = 4, SAME_ROWS = 8 };               // flags of a launch
 enum { REFUSED = 1, FAILED_CALL = 2, POISONED = 3 };                       // codes of abort words
 enum { MY_ABORT, MY_ENTER, MY_RECORD, ITS_ABORT, ITS_ENTER, ITS_RECORD, PLACES };
@@ -110,6 +110,10 @@ __device__ bool await(const Launch& c, const i64* word, i64 want, i64 peer, i64 
       return false;
     }
     if (is_aborted(c, word, want, peer, name)) return false;
+    if (look(&w.desk[STOP]) != 0) {  // said by the host; the peers must hear of it like of the rest
+      fail(c, STOPPED, w.rank, name, seen, want, FAILED_CALL, w.rank);
+      return false;
+    }
     if (now_ns() - (c.started ? c.started : look(&w.desk[STARTED])) > look(&w.desk[LIMIT])) {
       fail(c, TIMEOUT, peer, name, seen, want, FAILED_CALL, peer);
       return false;
@@ -121,6 +125,10 @@ __device__ bool await(const Launch& c, const i64* word, i64 want, i64 peer, i64 
 __device__ void begin(const Launch& c) {
   const Words& w = c.w;
   i64 done = c.epoch - 1;
+  if (look(&w.desk[STOP]) != 0) {
+    fail(c, STOPPED, w.rank, 0, 0, 0, FAILED_CALL, w.rank);
+    return;
+  }
   put(&w.desk[STARTED], c.started);
   i64 before = atomicCAS((u64*)&w.desk[EPOCH], (u64)done, (u64)c.epoch);
   if (before != done)

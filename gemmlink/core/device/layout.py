@@ -13,7 +13,9 @@ class DeskWord(IntEnum):
     """Words of the desk. ``LIMIT`` and ``STARTED`` are nanoseconds of the device's clock.
 
     ``EPOCH`` is the one number of the current call: a host that replays a graph does not count.
-    ``FAILED``: 0, or the epoch in which the operation failed, or ``STOPPED``.
+    ``FAILED``: 0, or the epoch in which the operation failed. ``STOP``: 1 once the host has told
+    the kernels to end: whichever waits or enters then fails its call, and tells the peers so before
+    a product behind it overwrites what they may be reading.
     """
 
     EPOCH = 0
@@ -22,11 +24,10 @@ class DeskWord(IntEnum):
     FAILED = 3
     CLAIM = 4
     STARTED = 5
+    STOP = 6
 
 
 DESK_WORDS = 8
-#: ``DeskWord.FAILED`` where the host has told the kernels to end.
-STOPPED = -1
 
 
 class Field(IntEnum):
@@ -54,6 +55,7 @@ class Why(IntEnum):
     OVERLAP = 5
     SLOT = 6
     GONE = 7
+    STOPPED = 8
 
 
 class Flag(IntFlag):

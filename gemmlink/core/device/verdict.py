@@ -95,6 +95,8 @@ def _disagreement(launch: DeviceLaunch, report: Report) -> GemmlinkError:
             f"a call that began on another stream while call {report.seen} was running",
             "Let the streams wait for each other, replayed graphs included; then reset().",
         )
+    if report.why == Why.STOPPED:
+        return Poisoned(f"{launch.operation} must be open", f"a use in {call}, after it was ended")
     if report.why == Why.SLOT:
         return InvalidArgument(
             "with buffers=2 the host must count the calls", f"{call}, of which it does not know"

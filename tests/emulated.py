@@ -81,7 +81,8 @@ class Emulated:
         if atomics.load(arguments.desk + DeskWord.FAILED * _WORD):
             return
         for item in arguments.items[: arguments.count]:
-            assert item.row_bytes % item.unit == 0 or item.rows == 1, "a row of broken units"
+            broken = item.fan and item.rows > 1 and item.row_bytes % item.unit
+            assert not broken, "a row of broken units"
             for place in arguments.to[item.first : item.first + item.fan]:
                 assert (place | item.from_) % item.unit == 0, "an unaligned access"
                 for row in range(item.rows):

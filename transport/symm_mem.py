@@ -150,11 +150,16 @@ class SymmWindow:
                 "See docs/transports.md, symm_mem, for the common causes.",
             ) from error
         self.addresses = [int(address) for address in self._handle.buffer_ptrs]
-        self._tensors = [
-            self._handle.get_buffer(peer, (self.nbytes,), torch.uint8)
-            for peer in range(group.world)
-        ]
+        self._tensors = [self._view(peer) for peer in range(group.world)]
         return {}
+
+    def _view(self, peer: int) -> torch.Tensor:
+        view: torch.Tensor = self._handle.get_buffer(peer, (self.nbytes,), torch.uint8)
+        # torch's view does not keep what it shows: a result that is a view of the window, read
+        # after the operation was closed, would be a fault that costs the process its device. The
+        # storage is shared by all views of this one, and lives as long as the last of them.
+        view.untyped_storage()._gemmlink_keeps = (self._handle, self._own)  # type: ignore[attr-defined]
+        return view
 
     def tensor(self, peer: int) -> torch.Tensor:
         """All bytes of ``peer``'s allocation, on this rank's device as torch sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -295,6 +296,18 @@ def closed_while_waiting(rank: int, world: int) -> dict[str, Any]:
         seen["took_s"] = time.monotonic() - started
         op.close()
         return seen
+
+
+def view_after_close(rank: int, world: int, mode: str) -> None:
+    """A view that the caller holds is memory, whoever has closed."""
+    with on(CUDA):
+        op: Any = make("all_gather", CUDA, M, epilogue=mode, result="view").prepare()
+        shown = op(*_tensors("all_gather", rank, 0))
+        want = wanted("all_gather", rank, 0, (M,) * world, torch.float32, torch.float32)
+        op.close()
+        del op
+        gc.collect()
+        assert_equal(shown.cpu(), want, f"{mode}: a view after close")
 
 
 def function_form_in_a_graph(rank: int, world: int) -> None:

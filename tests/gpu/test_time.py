@@ -106,6 +106,11 @@ def test_an_operation_closed_while_it_waits_tells_its_peers(ranks: Ranks) -> Non
     assert second["took_s"] < 5, (first, second)
 
 
+@pytest.mark.parametrize("mode", ["split-push", "split-pull", "fused-lanes"])
+def test_a_view_outlives_its_operation(ranks: Ranks, mode: str) -> None:
+    ranks(2).run(cases.view_after_close, 2, mode, timeout_s=60)
+
+
 def test_two_thousand_calls_take_no_memory(ranks: Ranks) -> None:
     for seen in ranks(2).run(cases.many_calls, 2, 2000, timeout_s=60):
         print(seen)

@@ -15,7 +15,7 @@ from gemmlink.core.device.arguments import (
     Copy,
     ItemArguments,
     MovesArguments,
-    Prepared,
+    PreparedMoves,
     WordsArguments,
     copy_of,
     packed,
@@ -119,7 +119,7 @@ def test_prepared_launches_follow_the_result() -> None:
     elsewhere = 1 << 12
     at = first.data_ptr()
     copies = [Copy(64, 0, 4, 1, (elsewhere,)), Copy(64, 0, 4, 1, (at + 16, elsewhere))]
-    prepared = Prepared(list(packed(0, copies)), first)
+    prepared = PreparedMoves(list(packed(0, copies)), first)
     for result in (second, first, second):
         prepared.deliver_to(result)
         (launch,) = prepared.launches

@@ -104,7 +104,7 @@ class Copy(NamedTuple):
         return bits & -bits
 
 
-class Prepared:
+class PreparedMoves:
     """Launches that can be made again and again; ``result`` is where they now deliver to.
 
     All other addresses are those of windows, which stay. A result of the same shape and alignment

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from gemmlink.core.device.arguments import MovesArguments
 from gemmlink.core.device.desk import Desk
 from gemmlink.core.device.machine import Gpu, Machine
 from gemmlink.core.device.program import DeviceProgram, addresses_of
 from gemmlink.core.memory import Memory
-from gemmlink.errors import InvalidArgument
 from gemmlink.spec.contracts import Backend
 from gemmlink.spec.schedule import Schedule
 
@@ -18,31 +18,26 @@ from gemmlink.spec.schedule import Schedule
 MACHINES: dict[str, Callable[[torch.device], Machine]] = {"cuda": Gpu}
 
 
-def serves(device: torch.device) -> bool:
-    """Whether calls on this device are enqueued, rather than walked by the host."""
-    return device.type in MACHINES
-
-
 def device_program(
     schedule: Schedule, memory: Memory, backend: Backend, merge: bool, timeout_s: float
 ) -> DeviceProgram:
     """The program of one rank, on the device of its problem. ``timeout_s`` limits each call."""
     device = memory.problem.device
-    check_current(device)
     machine = MACHINES[device.type](device)
     addresses = addresses_of(memory)
     desk = Desk(machine, memory.layout, addresses, schedule.plan.rank, timeout_s)
+    _load_kernels(machine, desk)
     return DeviceProgram(schedule, memory, backend, merge, machine, desk)
 
 
-def check_current(device: torch.device) -> None:
-    """Raise ``InvalidArgument`` unless ``device`` is the current one, where the window is made."""
-    if device.type != "cuda":
-        return
-    current = torch.cuda.current_device()
-    if device.index != current:
-        raise InvalidArgument(
-            "an operation is prepared and called on the current device",
-            f"{device} where cuda:{current} is current",
-            f"Call torch.cuda.set_device({device.index}) first.",
-        )
+def _load_kernels(machine: Machine, desk: Desk) -> None:
+    """Launch each kernel with nothing to do.
+
+    A kernel is loaded by its first launch, and loading waits for whatever runs: beside a kernel
+    that waits for a peer, the host would hang until that comes.
+    """
+    stream = machine.stream()
+    machine.words(desk.arguments([], []), stream)
+    nothing = MovesArguments()
+    nothing.desk, nothing.count = desk.address, 1
+    machine.moves(nothing, stream)

@@ -14,6 +14,7 @@ import torch
 from gemmlink.core.device.arguments import MovesArguments, WordsArguments
 from gemmlink.core.device.compiled import function
 from gemmlink.core.device.driver import Driver
+from gemmlink.errors import InvalidArgument
 
 _THREADS = 256
 #: Bytes that a block of ``gl_moves`` carries in one round: four accesses of 16 bytes a thread.
@@ -77,6 +78,7 @@ class Gpu:
     """A CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
+        _check_current(device)
         self.device = device
         index = device.index
         self._index = index
@@ -123,7 +125,9 @@ class Gpu:
             self._aside.synchronize()
 
     def stream(self) -> int:
-        """The current stream."""
+        """The current stream; raises ``InvalidArgument`` while another device is current."""
+        if torch.cuda.current_device() != self._index:
+            _check_current(self.device)
         return self._current(self._index)
 
     def new_stream(self) -> int:
@@ -141,6 +145,17 @@ class Gpu:
         most = max(1, self._blocks // arguments.count)
         blocks = min(most, max(1, -(-arguments.longest // _ROUND)))
         self._driver.launch(self._moves, blocks, arguments.count, _THREADS, arguments, stream)
+
+
+def _check_current(device: torch.device) -> None:
+    """Raise unless ``device`` is the current one: windows and streams belong to it."""
+    current = torch.cuda.current_device()
+    if device.index != current:
+        raise InvalidArgument(
+            "an operation is prepared and called on the current device",
+            f"{device} where cuda:{current} is current",
+            f"Call torch.cuda.set_device({device.index}) first, in every thread.",
+        )
 
 
 def _current_stream() -> Callable[[int], int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
-from gemmlink.core.device.arguments import Copy, Prepared, copy_of, packed
+from gemmlink.core.device.arguments import Copy, PreparedMoves, copy_of, packed
 from gemmlink.core.device.blocks import Block, Exchange, Fan, Joined, Moves, Posted, blocks
 from gemmlink.core.device.desk import Desk
 from gemmlink.core.device.lanes import Lanes
@@ -119,9 +119,9 @@ class DeviceProgram(HostProgram):
             self._refuse_other_views(move)
         launch, slots = self.machine.moves, self._plan.buffers
         delivers = any(isinstance(move, Deliver) for move in block.moves) and not self._plan.view
-        known: dict[Hashable, Prepared] = {}
+        known: dict[Hashable, PreparedMoves] = {}
 
-        def prepared(call: DeviceCallState) -> Prepared:
+        def prepared(call: DeviceCallState) -> PreparedMoves:
             result = call.result()
             if self._plan.keep or (delivers and not result.is_contiguous()):
                 return self._prepared(makers, call)
@@ -141,9 +141,9 @@ class DeviceProgram(HostProgram):
 
         return step
 
-    def _prepared(self, makers: Sequence[_Maker], call: DeviceCallState) -> Prepared:
+    def _prepared(self, makers: Sequence[_Maker], call: DeviceCallState) -> PreparedMoves:
         copies = [copy for make in makers for copy in make(call)]
-        return Prepared(list(packed(self.desk.address, copies)), call.result())
+        return PreparedMoves(list(packed(self.desk.address, copies)), call.result())
 
     def _refuse_other_views(self, move: Fan | Deliver) -> None:
         if not self._plan.view or isinstance(move, Fan):

@@ -262,7 +262,8 @@ class Prepared:
     def close(self) -> None:
         """Give everything back. Local, idempotent; a peer, dead or alive, is never waited for.
 
-        On a device, raises at the end what failed there and has not been raised yet.
+        On a device, calls that are on their way get a few seconds to end, and what failed there
+        and has not been raised yet is raised at the end.
         """
         self._closed = True
         if self._launch is not None:

@@ -15,6 +15,7 @@ class TestWindow(WindowContract):
     """Windows of device memory."""
 
     transport = "symm_mem"
+    gaps = "symm_mem.gaps"
 
 
 class TestWords(WordsContract):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import time
+from typing import Any
+from unittest import mock
 
+import pytest
+import torch
+
+from gemmlink.core.device import launch
+from gemmlink.core.device.layout import DeskWord
 from tests import device_cases as cases
 from tests.conftest import Ranks
 from tests.refs import WINDOW_MODES
@@ -49,6 +56,26 @@ def test_an_absent_peer_leaves_nan_and_a_name(ranks: Ranks, mode: str) -> None:
         assert seen["type"] in ("PeerTimeout", "PeerLost"), seen
         assert seen["rank"] == rank, seen
         assert seen["peer"] == 2, seen
+
+
+def _closed_on_the_way(rank: int) -> tuple[float, bool]:
+    with cases.on(EMULATED):
+        op: Any = cases.make("all_gather", EMULATED, 8).prepare()
+        op(*cases.inputs("all_gather", rank, 0, 8, torch.float32))
+        desk, machine = op.launch.desk, op.launch.machine
+        machine.has_happened = lambda event: False
+        started = time.monotonic()
+        with mock.patch.multiple(launch, _GRACE_S=0.2, _REST_S=0.1):
+            op.close()
+            op.close()
+        stopped = bool(machine.peek(desk._words)[DeskWord.STOP])
+        return time.monotonic() - started, stopped
+
+
+def test_close_gives_calls_on_their_way_some_time(ranks: Ranks) -> None:
+    for took, stopped in ranks(2).run(_closed_on_the_way):
+        assert 0.3 <= took < 5, took
+        assert stopped
 
 
 def test_unequal_rows_are_refused_with_both_numbers(ranks: Ranks) -> None:

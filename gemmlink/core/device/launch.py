@@ -12,7 +12,7 @@ host counts only what it enqueues itself, which is enough to choose between two 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -36,6 +36,9 @@ from gemmlink.spec.schedule import Set, Word
 
 #: How long kernels that have been told to end may take, in seconds.
 _REST_S = 5.0
+#: How long calls that are on their way when an operation is closed may take to end, in seconds.
+_GRACE_S = 5.0
+_LOOK_S = 0.05
 
 #: What captured graphs refer to and nobody else does: a graph that is replayed after ``close`` must
 #: find that the operation has ended, not memory that is gone. torch does not tell when a graph is.
@@ -130,13 +133,15 @@ class DeviceLaunch(Launch):
         self._failure = None
 
     def close(self) -> None:
-        """End what is enqueued and give the window back. Idempotent; waits for no peer.
+        """Give what is enqueued a few seconds to end, then the window back. Idempotent.
 
-        Raises what went wrong on the device and has not been raised before, after all that.
+        What has not ended by then, or waits for a peer that is dead, is ended, and its result is
+        NaN. Raises what went wrong on the device and has not been raised before, after all that.
         Memory of an operation that was captured into a graph stays for the life of the process.
         """
         if self.closed:
             return
+        self._rests(_GRACE_S, self._is_lost)
         unheard = self._unheard() if self._failure is None else None
         self.desk.stop()
         self._rests(_REST_S)
@@ -252,15 +257,22 @@ class DeviceLaunch(Launch):
             value = (epoch * CODES + FAILED) * RANKS + rank
             self.words.set(peer, self.layout.single("abort", rank), value)
 
-    def _rests(self, timeout_s: float) -> bool:
+    def _rests(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Whether what was enqueued ends in time; looks for ``give_up`` now and then."""
         if self._last_stream is None:
             return True
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, look = now + timeout_s, now + _LOOK_S
         while not self.machine.has_happened(self._ended):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline or (now > look and give_up()):
                 return False
+            look = look if now <= look else now + _LOOK_S
             time.sleep(0.0005)
         return True
+
+    def _is_lost(self) -> bool:
+        return any(self.alive(peer) is False for peer in range(self.group.world))
 
     def _synchronise(self) -> None:
         """Wait for the end of the last call, which its own limit bounds; raise what it met."""

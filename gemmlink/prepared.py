@@ -158,14 +158,17 @@ class Prepared:
                 "a call before prepare()",
                 "Call prepare() on every rank, or use 'with'.",
             )
+        ticket = self._launch.ticket()
         try:
-            return self.run(a, b, out, rows, self._launch.ticket())
+            return self.run(a, b, out, rows, ticket)
         except Outgrown as error:
-            raise InvalidArgument(
+            refusal = InvalidArgument(
                 f"M must be at most max_m={self.capacity} on every rank",
                 f"M={error.rows} on some rank",
                 "Prepare with a larger max_m.",
-            ) from None
+            )
+        self._launch.turn_down(refusal, ticket)
+        raise refusal
 
     def run(
         self,

@@ -230,6 +230,29 @@ def refused_by_one(rank: int, world: int, device: str) -> dict[str, Any]:
     return seen
 
 
+def too_many_rows(rank: int, world: int, device: str) -> dict[str, Any]:
+    """Rank 0 has more rows than the window has room for; then all ranks have."""
+    with on(device), make("all_gather", device, 8, timeout_s=10.0) as op:
+        caller: Any = op
+        all_of_them = _tensors(rank, 9, device)
+        first = raised(lambda: caller(*all_of_them))["text"]
+        check_calls(op, rank, world, device, [(8,) * world])
+        seen: dict[str, Any] = {"all": first}
+        if rank == 0:
+            seen.update(raised(lambda: caller(*all_of_them)))
+        else:
+            got = caller(*_tensors(rank, 8, device))
+            settle(device)
+            seen.update(nan=bool(got.isnan().all()), **raised(op.check))
+        op.reset(20.0)
+        check_calls(op, rank, world, device, [(8,) * world])
+    return seen
+
+
+def _tensors(rank: int, rows: int, device: str) -> list[torch.Tensor]:
+    return [each.to(device) for each in inputs("all_gather", rank, 0, rows, torch.float32)]
+
+
 def refused_by_all(rank: int, world: int, device: str) -> list[str]:
     """A mistake that all ranks make costs a call and nothing else."""
     with on(device), make("all_gather", device, 8, timeout_s=10.0) as op:

@@ -163,6 +163,12 @@ class Launch:
         finally:
             self._busy.release()
 
+    def turn_down(self, refusal: InvalidArgument, ticket: Ticket) -> None:
+        """Tell the peers of a call that was not made because it has outgrown the window.
+
+        Here they know: the ranks of a call on a host hear of each other's M in it.
+        """
+
     def reset(self, timeout_s: float) -> None:
         """Collective: make a failed operation usable again. See ``operators``."""
         if self.closed:

@@ -95,6 +95,15 @@ def test_a_refusal_reaches_the_peers(ranks: Ranks) -> None:
     assert "shape (8, 7)" in other["text"], other
 
 
+def test_too_many_rows_are_told(ranks: Ranks) -> None:
+    large, other = ranks(2).run(cases.too_many_rows, 2, EMULATED)
+    for seen in (large, other):
+        assert "M must be at most max_m=8" in seen["all"], seen
+    assert "M=9 on some rank" in large["text"], large
+    assert other["nan"], other
+    assert "rank 0 refused call 3: M must be at most max_m=8" in other["text"], other
+
+
 def test_a_mistake_of_all_ranks_leaves_the_operation_usable(ranks: Ranks) -> None:
     for types in ranks(2).run(cases.refused_by_all, 2, EMULATED):
         assert types == ["InvalidArgument"] * 3

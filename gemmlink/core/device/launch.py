@@ -11,6 +11,7 @@ host counts only what it enqueues itself, which is enough to choose between two 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -97,6 +98,12 @@ class DeviceLaunch(Launch):
         if check_first and not capturing:
             self._synchronise()
         return outcome
+
+    def turn_down(self, refusal: InvalidArgument, ticket: Ticket) -> None:
+        """Use the call up and tell the peers, for theirs may fit. See ``Launch.turn_down``."""
+        stream = self.machine.stream()
+        with contextlib.suppress(InvalidArgument):
+            self._refuse(refusal, ticket, stream, self.machine.is_capturing(stream))
 
     def refuse_if_unusable(self) -> bool:
         """Raise if this operation is closed, or has failed as far as the host has heard. Local."""

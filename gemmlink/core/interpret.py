@@ -285,9 +285,12 @@ class HostProgram:
         ranks = range(self._plan.world)
 
         def step(call: CallState) -> None:
+            # At the first block already: a rank whose M has outgrown the window is found out here,
+            # and its block, which never comes, would be awaited in vain.
+            result = call.result()
             call.blocks[source] = find(call)[2]
             if last:
-                torch.cat([call.blocks[rank] for rank in ranks], out=call.result())
+                torch.cat([call.blocks[rank] for rank in ranks], out=result)
 
         return step
 

@@ -102,8 +102,10 @@ class DeviceLaunch(Launch):
     def turn_down(self, refusal: InvalidArgument, ticket: Ticket) -> None:
         """Use the call up and tell the peers, for theirs may fit. See ``Launch.turn_down``."""
         stream = self.machine.stream()
+        capturing = self.machine.is_capturing(stream)
+        self._order(stream, capturing)
         with contextlib.suppress(InvalidArgument):
-            self._refuse(refusal, ticket, stream, self.machine.is_capturing(stream))
+            self._refuse(refusal, ticket, stream, capturing)
 
     def refuse_if_unusable(self) -> bool:
         """Raise if this operation is closed, or has failed as far as the host has heard. Local."""

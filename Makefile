@@ -3,6 +3,8 @@
 #
 # Set-up is a virtual environment in .venv. It is made once, and again when what it is made from
 # changes. PYTHON chooses the interpreter: make test PYTHON=python3.12
+# A test that lacks something here, a C compiler for one, is skipped and says so. Where all is there
+# that must be an error: make test PYTEST_OPTIONS=--no-skips
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,7 +27,7 @@ test: $(READY)
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(PYTEST_OPTIONS)
 
 $(READY): $(MADE_FROM)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

@@ -24,6 +24,7 @@ from gemmlink.spec.schedule import (
     Program,
     Region,
     Schedule,
+    Scope,
     Set,
     Store,
     Wait,
@@ -46,7 +47,11 @@ class Pull:
 
     def schedule(self, phase: Phase, plan: Plan) -> Schedule:
         """See the module's docstring."""
-        consumer = [Join("mover"), *_read_by_all(plan), *common.leave(plan)]
+        # A sum of the mover's is sent by the next phase. What stays here is computed last, behind
+        # all that the mover waits for.
+        scope: Scope = "device" if plan.is_last else "system"
+        consumer: list[Action] = [Join("mover", scope), Join("producer")]
+        consumer += [*_read_by_all(plan), *common.leave(plan)]
         programs = (
             Program("producer", tuple(_producer(phase, plan))),
             Program("mover", tuple(_mover(phase, plan))),

@@ -11,7 +11,17 @@ from __future__ import annotations
 from gemmlink.epilogues import common
 from gemmlink.spec.contracts import INTERFACE, Needs
 from gemmlink.spec.operations import Phase
-from gemmlink.spec.schedule import Action, Area, Join, Load, Plan, Program, Schedule, Store
+from gemmlink.spec.schedule import (
+    Action,
+    Area,
+    Join,
+    Load,
+    Plan,
+    Program,
+    Schedule,
+    Scope,
+    Store,
+)
 
 
 class Push:
@@ -56,7 +66,11 @@ def _fused(phase: Phase, plan: Plan) -> tuple[Program, ...]:
 
 def _split(phase: Phase, plan: Plan) -> tuple[Program, ...]:
     producer = [*common.enter(plan), *common.keep_all(phase, plan)]
-    mover: list[Action] = [Join("producer")]
+    # Blocks of a view are packed, and so are the bands of a sum: when M changes, a peer's comes to
+    # lie where the own one was. Own stores must be everywhere by then, or they might come later.
+    packed = plan.view or phase.source == "sum"
+    scope: Scope = "system" if packed else "device"
+    mover: list[Action] = [Join("producer", scope)]
     for chunk, part in common.in_turn(phase, plan):
         region = common.own(plan, chunk, part)
         away = [rank for rank in common.receivers(phase, plan, part) if rank != plan.rank]

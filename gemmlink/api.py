@@ -203,8 +203,9 @@ def _fields(arguments: Arguments) -> dict[str, Any]:
         "dtype": dtype_name(b.dtype),
         "out_dtype": dtype_name(out_dtype or b.dtype),
         "device": b.device.type,
-        **{name: _comparable(value) for name, value in arguments.options.items()},
         **arguments.choice.names(),
+        # Behind the names of the choice, which has two of them at their defaults.
+        **{name: _comparable(value) for name, value in arguments.options.items()},
         "timeout_s": settings_module.current().timeout_s,
     }
 

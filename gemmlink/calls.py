@@ -139,7 +139,8 @@ def calls_of(group: Group) -> Calls:
 
 def _key(choice: Choice, ticket: Ticket) -> Hashable:
     """The cache key: everything but M, and which objects the names stand for at present."""
-    values = tuple(ticket.fields[name] for name in sorted(ticket.fields))
+    # As text: True equals 1, and is not the same argument.
+    values = tuple(repr(ticket.fields[name]) for name in sorted(ticket.fields))
     parts = (choice.transport, choice.epilogue, choice.backend)
     return (
         *values,

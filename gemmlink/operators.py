@@ -51,8 +51,18 @@ class GemmAllGather(Prepared):
         wire_dtype: torch.dtype | None = None,
         **common: Unpack[Common],
     ) -> None:
-        options = {"wire": wire_dtype}
-        super().__init__(n, k, max_m, dtype, out_dtype, device, group, options=options, **common)
+        super().__init__(
+            n,
+            k,
+            max_m,
+            dtype,
+            out_dtype,
+            device,
+            group,
+            options={"wire": wire_dtype},
+            flags={},
+            **common,
+        )
 
     @untraced
     def __call__(
@@ -122,7 +132,7 @@ class GemmAllToAll(Prepared):
             device,
             group,
             options={"extent": extent},
-            keep_product=keep_product,
+            flags={"keep_product": keep_product},
             **common,
         )
         self._extent = checked_extent(self.group.world, n, extent)
@@ -186,7 +196,7 @@ class GemmReduceScatter(Prepared):
             device,
             group,
             options={},
-            deterministic=deterministic,
+            flags={"deterministic": deterministic},
             **common,
         )
 
@@ -236,7 +246,7 @@ class GemmAllReduce(Prepared):
             device,
             group,
             options={"wire": wire_dtype},
-            deterministic=deterministic,
+            flags={"deterministic": deterministic},
             **common,
         )
 

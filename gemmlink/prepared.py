@@ -96,8 +96,7 @@ class Prepared:
         group: Any = None,
         *,
         options: Mapping[str, Any],
-        keep_product: bool = False,
-        deterministic: bool = True,
+        flags: Mapping[str, bool],
         **common: Unpack[Common],
     ) -> None:
         unknown = common.keys() - Common.__annotations__.keys()
@@ -107,8 +106,7 @@ class Prepared:
         self._settings = settings_module.current()
         self._choice = replace(
             chosen(self._settings, common),
-            keep_product=flag("keep_product", keep_product),
-            deterministic=flag("deterministic", deterministic),
+            **{name: flag(name, value) for name, value in flags.items()},
         )
         self.group = groups.resolve(group)
         where = _with_index(torch.device(device))

@@ -7,6 +7,7 @@ needed. Every rank has one torch thread unless told otherwise: the ranks share t
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import multiprocessing
 import os
@@ -58,17 +59,22 @@ def run_ranks(
     *arguments: Any,
     timeout_s: float = 120.0,
     threads: int = 1,
+    method: str = "spawn",
 ) -> list[Any]:
     """``function(*arguments)`` on ``world`` fresh processes, each a rank of a gloo default group.
 
     ``function`` must be importable (processes are spawned) and return something picklable. Returns
     the values in rank order. Raises ``RankFailed`` if any rank raises, dies or outlives
     ``timeout_s``; no process is left behind in any case.
+
+    ``method="forkserver"`` forks the ranks from the server that this process has or then starts,
+    which is quick once that has imported torch. Such ranks have the server's variables and its seed
+    of hashes, so they say nothing of what may differ between processes.
     """
     if world > 1:
         ensure_loopback()
     warned = settings.warn_unknown()  # here, not once more in every rank
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(method)
     folder = tempfile.mkdtemp(prefix="gemmlink-ranks-")
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
@@ -125,6 +131,7 @@ def _rank_main(
     arguments: Sequence[Any],
 ) -> None:
     try:
+        gc.freeze()  # else a rank looks through all of torch once more when it ends, for a second
         settings.do_not_warn_of(warned)
         torch.set_num_threads(threads)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

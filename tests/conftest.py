@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
@@ -21,6 +22,7 @@ _MAX_POOLS = 2
 _failed = pytest.StashKey[bool]()
 
 Ranks = Callable[[int], RankPool]
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 # An example may take long when the machine is busy; that says nothing about the code.
 hypothesis.settings.register_profile("gemmlink", deadline=None)
@@ -35,14 +37,36 @@ def pytest_report_header() -> str:
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--no-skips``, for CI: there is all that a test may need, so one that is skipped is lost."""
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module that skips itself as a whole."""
+    return _judged((yield), collector.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Remember a failure, for ``ranks``."""
-    report = yield
+    report = _judged((yield), item.config)
     if report.failed:
         item.stash[_failed] = True
+    return report
+
+
+def _judged(report: _Report, config: pytest.Config) -> _Report:
+    # An expected failure counts as skipped, too; it has run.
+    if config.getoption("no_skips") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"--no-skips: {report.nodeid} was not run. {reason}"
     return report
 
 

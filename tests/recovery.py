@@ -29,12 +29,21 @@ from gemmlink.groups import TorchGroup
 from gemmlink.prepared import Prepared
 from gemmlink.spec.contracts import Lane, Words
 from gemmlink.spec.schedule import Set, Wait, Word
+from tests.operations import OBJECTS, Asked, check
 from tests.pool import PRELOAD
-from tests.refs import a_of, assert_equal, b_of, gathered
 
 MODES = ("fused-push", "split-push", "fused-pull", "split-pull", "fused-lanes", "split-lanes")
 N, K, M = 10, 8, 4
+#: Columns that an all-to-all deals out, to two ranks or to three; the others stay.
+EXTENT = 6
 WORLD, CHUNKS = 3, 2
+#: The other operations, each with a mode of another kind.
+OPERATIONS = (
+    "all_to_all fused-push",
+    "reduce_scatter split-pull",
+    "all_reduce fused-lanes",
+    "all_reduce split-lanes+pull",
+)
 #: Limit of a call where no rank is to reach it, in seconds; hearing of a failure takes far less.
 LIMIT_S = 30.0
 HEARD_S = 10.0
@@ -62,24 +71,27 @@ def fail_when_others_have_ended() -> None:
     fail()
 
 
-def prepared(mode: str, **choices: Any) -> gemmlink.GemmAllGather:
-    """Collective: an operation of the size that these tests use."""
+def prepared(how: str, **choices: Any) -> Any:
+    """Collective: an operation of the size that these tests use.
+
+    ``how`` is a mode, for an all-gather, or an operation and a mode: ``"all_reduce fused-push"``.
+    """
+    name, _, mode = how.rpartition(" ")
     given = {"chunks": CHUNKS, "timeout_s": LIMIT_S, **choices}
-    return gemmlink.GemmAllGather(N, K, 2 * M, epilogue=mode, **given).prepare()
+    if name == "all_to_all":
+        given["extent"] = EXTENT
+    return OBJECTS[name or "all_gather"](N, K, 2 * M, epilogue=mode, **given).prepare()
 
 
-def exact(
-    op: gemmlink.GemmAllGather, call: int, what: str, rows: Sequence[int] | None = None
-) -> None:
+def exact(op: Any, call: int, what: str, rows: Sequence[int] | None = None) -> None:
     """A call with the inputs number ``call``, right in every element."""
     rank = op.group.rank
-    rows = rows or [M] * op.group.world
-    b = b_of(call, N, K)
-    got = op(a_of(rank, call, rows[rank], K), b)
-    assert_equal(got, gathered(call, rows, b), f"rank {rank}, inputs {call}, {what}")
+    rows = tuple(rows or [M] * op.group.world)
+    asked = Asked(op.operation, rows, N, call, EXTENT, k=K)
+    check(op(asked.a(rank), asked.b(rank)), asked, rank, f"inputs {call}, {what}")
 
 
-def attempt(op: gemmlink.GemmAllGather, call: int, what: str) -> Exception | None:
+def attempt(op: Prepared, call: int, what: str) -> Exception | None:
     """A call that may fail: its error, or None after an exact result."""
     try:
         exact(op, call, what)
@@ -101,7 +113,7 @@ def failing(bad: Callable[[], Any]) -> Exception:
     raise AssertionError(f"returned {value!r} where an error was due")
 
 
-def poisoned(op: gemmlink.GemmAllGather, what: str) -> None:
+def poisoned(op: Prepared, what: str) -> None:
     """After a failure neither a call nor a look finds the operation usable."""
     for use in (lambda: exact(op, 0, what), op.check):
         error = failing(use)
@@ -118,7 +130,7 @@ def steps(op: Prepared) -> list[Place]:
 
 def places(op: Prepared) -> list[Place]:
     """Every word by which this rank enters a call, then every step of its schedule."""
-    entry = range(ENTRY_WORDS * (op.group.world - 1))
+    entry = range(ENTRY_WORDS * (op.group.world - 1) if op.launch.words is not None else 0)
     return [*(("word", index) for index in entry), *steps(op)]
 
 
@@ -212,7 +224,7 @@ def served(op: Prepared, place: Place) -> list[int]:
 
 
 @contextlib.contextmanager
-def call_limit(op: gemmlink.GemmAllGather, limit_s: float) -> Iterator[None]:
+def call_limit(op: Prepared, limit_s: float) -> Iterator[None]:
     """Within, calls of ``op`` have another limit."""
     with mock.patch.object(op.launch, "timeout_s", limit_s):
         yield
@@ -284,9 +296,7 @@ def own_clock() -> Iterator[Clock]:
 
 
 @contextlib.contextmanager
-def no_patience(
-    op: gemmlink.GemmAllGather, peer: int, when: threading.Event, clock: Clock
-) -> Iterator[None]:
+def no_patience(op: Prepared, peer: int, when: threading.Event, clock: Clock) -> Iterator[None]:
     """Within, and from ``when`` on, the limit passes as soon as a call waits for ``peer``.
 
     What is awaited of any other rank has all the time that it needs, however busy the machine is.

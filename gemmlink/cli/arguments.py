@@ -6,11 +6,16 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gemmlink.errors import InvalidArgument
+
 if TYPE_CHECKING:
     import torch
 
 #: What ``add_subparsers`` returns; argparse has no public name for it.
 Parsers: TypeAlias = Any
+
+#: Said again here, because a command line is read before torch is imported.
+OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -48,6 +53,32 @@ def add_dtypes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out-dtype", type=dtype, default=None, help="fp32 or that of the inputs (default)"
     )
+
+
+def add_extent(parser: argparse.ArgumentParser) -> None:
+    """``--extent``."""
+    parser.add_argument(
+        "--extent", type=at_least(0), help="leading columns that travel in an all_to_all (all)"
+    )
+
+
+def check_extent(extent: int | None, operations: Sequence[str]) -> None:
+    """Raise ``InvalidArgument`` for an extent that nothing uses."""
+    if extent is not None and "all_to_all" not in operations:
+        raise InvalidArgument(
+            "--extent says how many columns travel in an all_to_all",
+            f"--extent {extent} with --op {','.join(operations)}",
+        )
+
+
+def operations(text: str) -> tuple[str, ...]:
+    """Names of operations separated by commas; ``all`` stands for each."""
+    found = names(text)
+    for name in found:
+        if name not in (*OPERATIONS, "all"):
+            known = ", ".join((*OPERATIONS, "all"))
+            raise argparse.ArgumentTypeError(f"an operation is one of {known}: got {name!r}")
+    return OPERATIONS if "all" in found else tuple(dict.fromkeys(found))
 
 
 def shape(text: str) -> tuple[int, int, int]:

@@ -24,17 +24,21 @@ def add(parsers: words.Parsers) -> None:
     parser = words.command(
         parsers, "bench", run, "Time modes against unfused, the product alone and moving alone."
     )
-    parser.add_argument("--op", choices=("all_gather",), default="all_gather")
+    parser.add_argument(
+        "--op", type=words.operations, default=("all_gather",), metavar="OP[,OP...]",
+        help=f"{', '.join(words.OPERATIONS)}, or all",
+    )  # fmt: skip
+    words.add_extent(parser)
     parser.add_argument("--world", type=words.positive, help="ranks (default 2, or the launcher's)")
     parser.add_argument(
         "--shape", type=words.shape, action="extend", nargs="+", required=True, metavar="M,N,K",
-        help="rows per rank, columns, inner size; one or more",
+        help="rows per rank, columns, inner size (a rank's own); one or more",
     )  # fmt: skip
     words.add_dtypes(parser)
     words.add_choices(parser, ("transport", "backend"))
     parser.add_argument(
         "--epilogue", type=words.names, default=("all",), metavar="NAME[,NAME...]",
-        help="names or module:attribute; all for every epilogue in each of its forms",
+        help="names, module:attribute, pairs such as lanes+pull (one a phase); all for each form",
     )  # fmt: skip
     parser.add_argument(
         "--chunks", type=words.numbers, default=(None,), metavar="C[,C...]",
@@ -58,46 +62,57 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
         from gemmlink.perf import plot
 
         plot.library()  # before the work, not after it
+    words.check_extent(arguments.extent, arguments.op)
     given, wanted = words.torch_dtypes(arguments)
-    plan = Plan(
-        shapes=tuple(arguments.shape),
-        dtype=given,
-        out_dtype=wanted,
-        epilogues=arguments.epilogue,
-        transport=arguments.transport,
-        backend=arguments.backend,
-        chunks=arguments.chunks,
-        results=arguments.result,
-        rounds=arguments.rounds,
-        samples=arguments.samples,
-        operation=arguments.op,
-    )
-    found = measured(plan, ranks.world_for(arguments.world, 2), arguments.threads)
+    plans = [
+        Plan(
+            shapes=tuple(arguments.shape),
+            dtype=given,
+            out_dtype=wanted,
+            epilogues=arguments.epilogue,
+            transport=arguments.transport,
+            backend=arguments.backend,
+            chunks=arguments.chunks,
+            results=arguments.result,
+            rounds=arguments.rounds,
+            samples=arguments.samples,
+            operation=operation,
+            extent=arguments.extent if operation == "all_to_all" else None,
+        )
+        for operation in arguments.op
+    ]
+    found = measured(plans, ranks.world_for(arguments.world, 2), arguments.threads)
     if arguments.plot:
         plot.save(found, arguments.plot)
-    return outcome(plan, found)
+    return outcome(plans[0], found)
 
 
-def measured(plan: Plan, world: int, threads: int) -> list[Row]:
-    """Rows of a plan, measured on ``world`` ranks. Refuses what is wrong before any rank starts."""
+def measured(plans: Sequence[Plan], world: int, threads: int) -> list[Row]:
+    """Rows of plans, measured on ``world`` ranks. Refuses what is wrong before any rank starts."""
     from gemmlink.perf import bench, rows
 
-    refuse_nonsense(plan, world)
+    for plan in plans:
+        refuse_nonsense(plan, world)
     _warn_if_busy()
-    values = ranks.on_ranks(world, bench.measure, plan, threads=threads)
-    return [rows.rounded(row) for row in rows.combine(plan, world, values)]
+    values = ranks.on_ranks(world, bench.measure, plans, threads=threads)
+    return [
+        rows.rounded(row)
+        for number, plan in enumerate(plans)
+        for row in rows.combine(plan, world, [value[number] for value in values])
+    ]
 
 
 def refuse_nonsense(plan: Plan, world: int) -> None:
     """Raise ``InvalidArgument`` for a name or number that means nothing; leave the rest to rows."""
     from gemmlink.core.compose import compose
-    from gemmlink.spec import operations
+    from gemmlink.perf.field import phases_of
 
     for shape in plan.shapes:
+        problem = plan.problem(shape)
+        operation = phases_of(plan.operation, world, problem.n, plan.extent)
         for choice in plan.choices():
             try:
-                operation = operations.all_gather(world, plan.problem(shape).n)
-                compose(plan.problem(shape), world, choice, operation)
+                compose(problem, world, choice, operation)
             except (Unavailable, Unsupported):
                 continue
 
@@ -109,7 +124,10 @@ def _warn_if_busy() -> None:
 
 
 def outcome(plan: Plan, found: Sequence[Row], text: str = "") -> output.Outcome:
-    """Wrong if any row is; skipped if nothing, or not what was named, could be measured."""
+    """Wrong if any row is; skipped if nothing, or not what was named, could be measured.
+
+    ``plan``: any of those that were measured; they name the same modes.
+    """
     from gemmlink.perf import table
 
     wrong = sum(not row.ok and not row.skipped for row in found)

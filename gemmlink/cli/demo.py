@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
     from gemmlink.perf.bench import Plan
 
     plan = Plan((_SHAPE,), torch.bfloat16, torch.float32, rounds=arguments.rounds, samples=2)
-    found = bench.measured(plan, ranks.world_for(None, _WORLD), threads=1)
+    found = bench.measured([plan], ranks.world_for(None, _WORLD), threads=1)
     outcome = bench.outcome(plan, found)
     parts = (
         output.header(),

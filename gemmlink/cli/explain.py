@@ -41,6 +41,8 @@ def add(parsers: words.Parsers) -> None:
     parser = words.command(
         parsers, "explain", run, "Say what is chosen for a problem and why; runs nothing."
     )
+    parser.add_argument("--op", choices=words.OPERATIONS, default="all_gather")
+    words.add_extent(parser)
     parser.add_argument("--world", type=words.positive, default=2)
     parser.add_argument("--rank", type=words.at_least(0), default=0)
     parser.add_argument(
@@ -54,22 +56,18 @@ def add(parsers: words.Parsers) -> None:
 
 def run(arguments: argparse.Namespace) -> output.Outcome:
     """Compose for one rank and tell."""
-    from gemmlink.operators import GemmAllGather
+    import torch
 
-    given, wanted = words.torch_dtypes(arguments)
+    from gemmlink.core.compose import Choice
+    from gemmlink.perf.field import Field
+    from gemmlink.perf.modes import prepared
+    from gemmlink.spec.problem import Problem
+
+    words.check_extent(arguments.extent, (arguments.op,))
     m, n, k = arguments.shape
-    operation = GemmAllGather(
-        n,
-        k,
-        m,
-        given,
-        wanted,
-        group=PaperGroup(arguments.rank, arguments.world),
-        transport=arguments.transport,
-        epilogue=arguments.epilogue,
-        backend=arguments.backend,
-        chunks=arguments.chunks,
-    )
-    text = operation.explain()
+    problem = Problem(n, k, m, *words.torch_dtypes(arguments), torch.device("cpu"))
+    group = PaperGroup(arguments.rank, arguments.world)
+    choice = Choice(arguments.transport, arguments.epilogue, arguments.backend, arguments.chunks)
+    text = prepared(Field(group, problem, arguments.op, arguments.extent), choice).explain()
     row = {"rank": arguments.rank, "world": arguments.world, "ok": True, "text": text}
     return output.Outcome(output.RIGHT, 1, 0, (row,), text)

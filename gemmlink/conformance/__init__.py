@@ -3,18 +3,26 @@
 | module | job |
 | --- | --- |
 | ``problems`` | seeded inputs that every rank can rebuild, and their references in float64 |
+| ``trials``, ``served`` | a problem through one operation; which operations a mode serves |
 | ``quick`` | the self-test: small whole-number problems in every mode, compared exactly |
 | ``contract``, ``gaps`` | what all contracts share: names of clauses, and those known to fail |
 | ``clauses`` | runs the clauses of a contract on one set of ranks and keeps each one's outcome |
 | ``sessions``, ``windows``, ``words``, ``lanes`` | the contracts of a transport, clause by clause |
+| ``asked`` | what an epilogue is asked for when it is judged |
+| ``routes`` | what a schedule must do because of the routes of its operation |
+| ``touches`` | what memory the actions of a schedule read and write |
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
+| ``adversary`` | runs lowered schedules as badly as the contracts allow |
+| ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
 
-Imports go ``spec``, ``operators`` <- ``problems`` <- ``quick``, ``perf`` <- ``cli``, and
-``spec``, ``operators``, ``spawn``, ``gaps`` <- ``contract`` <- ``clauses``, ``races`` <- the
-contracts <- ``catalog`` <- ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``.
+Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <- ``quick`` <-
+``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
+``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
+``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
+``spec`` <- ``adversary`` <- ``mutate``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

@@ -1,15 +1,16 @@
 """What the kit checks, by name: the stable ids of its clauses and cells.
 
 A clause's id is its section and its sentence, ``transport/words/a_wait_is_bounded``. A *cell* is
-one mode of one operation with one pair of dtypes in one world, composed of the parts under test:
-``cell/all_gather/fused-push/bfloat16-float32/world2``.
+one operation in one mode that serves it, with one pair of dtypes in one world, composed of the
+parts under test: ``cell/all_gather/fused-push/bfloat16-float32/world2``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gemmlink.conformance import trials
 from gemmlink.conformance.backends import BackendContract
 from gemmlink.conformance.contract import Contract, methods
 from gemmlink.conformance.epilogues import EpilogueContract
@@ -18,10 +19,9 @@ from gemmlink.conformance.quick import dtype_pairs
 from gemmlink.conformance.sessions import TransportContract
 from gemmlink.conformance.windows import WindowContract
 from gemmlink.conformance.words import WordsContract
-from gemmlink.spec.operations import Phase, all_gather
 from gemmlink.spec.problem import dtype_name
 
-OPERATIONS = ("all_gather",)
+OPERATIONS = trials.OPERATIONS
 WORLDS = (1, 2, 3)
 
 #: The contracts of each kind of part, in the order in which they are reported.
@@ -30,11 +30,6 @@ CONTRACTS: dict[str, tuple[type[Contract], ...]] = {
     "epilogue": (EpilogueContract,),
     "backend": (BackendContract,),
 }
-
-
-def phase(world: int) -> Phase:
-    """The phase whose schedules are asked for, to see what an epilogue offers."""
-    return all_gather(world, 1).phases[0]
 
 
 def clause_ids(contract: type[Contract]) -> dict[str, str]:
@@ -68,20 +63,21 @@ def cell_id(operation: str, mode: str, pair: str, world: int) -> str:
     return f"cell/{operation}/{mode}/{pair}/world{world}"
 
 
-def cell_ids(modes: Iterable[str]) -> Iterator[str]:
-    """The cells of these modes."""
-    for mode in modes:
-        for operation in OPERATIONS:
+def cell_ids(modes: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The cells of these modes, each with the operations that it serves."""
+    for mode, operations in modes.items():
+        for operation in operations:
             for pair in pairs():
                 for world in WORLDS:
                     yield cell_id(operation, mode, pair, world)
 
 
-def is_known(name: str, modes: Collection[str] | None = None) -> bool:
+def is_known(name: str, modes: Mapping[str, Sequence[str]] | None = None) -> bool:
     """Whether the kit has a clause or cell of this id; ``modes`` that may be, None for any."""
     if name in all_clause_ids():
         return True
     parts = name.split("/")
     if parts[0] != "cell" or len(parts) != 5:
         return False
-    return (modes is None or parts[2] in modes) and name in cell_ids([parts[2]])
+    served = OPERATIONS if modes is None else modes.get(parts[2], ())
+    return name in cell_ids({parts[2]: served})

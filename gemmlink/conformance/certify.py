@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmlink.conformance import catalog, gaps, parts, quick
+from gemmlink.conformance import catalog, gaps, parts, quick, served
 from gemmlink.conformance.clauses import RankContract, failures, run_together
 from gemmlink.conformance.contract import Contract
 from gemmlink.conformance.parts import Mode, Part
@@ -115,7 +115,7 @@ def all_clauses(jobs: Sequence[Job]) -> list[list[Row]]:
 def cells(job: Job, on_ranks: OnRanks) -> list[Row]:
     """The composition in every mode, with every pair of dtypes, in every world."""
     if job.lacks is not None:
-        names = catalog.cell_ids(mode.name for mode in job.modes)
+        names = catalog.cell_ids({mode.name: mode.operations for mode in job.modes})
         return [_judged(_row(name, None, job.lacks), job.gaps) for name in names]
     return [
         _judged(row, job.gaps)
@@ -134,14 +134,21 @@ def count(rows: Sequence[Row]) -> dict[str, int]:
 
 def _one_epilogue(asked: Sequence[str]) -> str | None:
     """Ids say nothing of which epilogue is meant, so a report is about one."""
-    names = {parts.bare(each)[0] for each in asked}
+    names = {served.bare(each)[0] for each in asked}
     if len(names) > 1:
         raise InvalidArgument(
             "one epilogue is certified at a time",
             ", ".join(sorted(names)),
             "Run the command for each, or with --quick for their cells alone.",
         )
-    return names.pop() if names else None
+    name = names.pop() if names else None
+    if name is not None and "+" in name:
+        raise InvalidArgument(
+            "a part is certified alone",
+            f"the pair {name!r}",
+            f"Run its cells: --quick --epilogue {name}",
+        )
+    return name
 
 
 def _part(kind: str, asked: str | None) -> Part:
@@ -190,9 +197,8 @@ def _declared(
 
 
 def _refuse_unknown(lines: Any, modes: Sequence[Mode]) -> None:
-    names = {mode.name for mode in modes}
-    built_in = parts.built_in("epilogue")
-    names |= {mode.name for entry in built_in for mode in parts.modes_of(entry.name)}
+    built_in = [mode for e in parts.built_in("epilogue") for mode in parts.modes_of(e.name)]
+    names = {mode.name: mode.operations for mode in (*built_in, *modes)}
     candidates = [*catalog.all_clause_ids(), *catalog.cell_ids(names)]
     gaps.refuse_unknown(lines, lambda name: catalog.is_known(name, names), candidates)
 
@@ -243,7 +249,7 @@ def _cells(job: Job, modes: list[Mode], world: int, on_ranks: OnRanks) -> list[R
     names = [
         catalog.cell_id(operation, mode.name, pair, world)
         for mode in modes
-        for operation in catalog.OPERATIONS
+        for operation in mode.operations
         for pair in catalog.pairs()
     ]
     try:

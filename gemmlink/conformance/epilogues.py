@@ -1,60 +1,70 @@
 """The contract of an epilogue, clause by clause; see ``spec.contracts.Epilogue``.
 
-Most clauses judge schedules, which are data: for every plan of a small world they build the
-schedules of all ranks and look at what these order, see ``races``. The last ones run them on ranks.
+Most clauses judge schedules, which are data: for every operation and plan of a small world (see
+``asked``) they build the schedules of all ranks and look at what these do (``routes``) and at what
+they order (``races``). The last ones run them on ranks.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, cast, get_args
+
+import torch
 
 from gemmlink import plugins
-from gemmlink.conformance import races
+from gemmlink.conformance import asked, races, routes, trials
+from gemmlink.conformance.asked import Asked, Wanted
 from gemmlink.conformance.clauses import Desk, RankContract, clause, require
 from gemmlink.conformance.exact import run_everywhere
+from gemmlink.core.compose import Choice, compose
 from gemmlink.core.flatten import flatten
 from gemmlink.errors import Unsupported
 from gemmlink.spec.contracts import INTERFACE, Epilogue
-from gemmlink.spec.operations import Phase, all_gather
-from gemmlink.spec.schedule import (
-    LOCAL,
-    Collective,
-    Compute,
-    Copy,
-    Deliver,
-    Plan,
-    Region,
-    Schedule,
-    Set,
-    Store,
-    Wait,
-    Word,
-)
+from gemmlink.spec.operations import Kind, Operation
+from gemmlink.spec.problem import Problem
+from gemmlink.spec.schedule import Deliver, Schedule, Set, Wait, Word
 from gemmlink.spec.window import WindowLayout, inbox
 
-_WORLDS = (1, 2, 3)
-_CHUNKS = 2
-_N = 8
+_KINDS = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was asked for, and the order of all that its schedules do."""
+
+    asked: Asked
+    graph: races.Graph
+
+    def schedules(self) -> Iterator[tuple[str, Schedule]]:
+        """The schedule of each rank, and whose it is."""
+        for schedule in self.graph.schedules:
+            yield self.asked.where(schedule), schedule
+
+    def judge(self, fault: str | None) -> None:
+        """Fail if there is a fault."""
+        require(fault is None, f"{self.asked.where(self.graph.schedules[0])}: {fault}")
 
 
 class EpilogueContract(RankContract):
     """``Epilogue``: schedules that are complete, free of races and circles, and right on ranks.
 
     ``epilogue``: what is under test, as for ``transport``, which with ``backend`` carries it.
-    ``results``, ``buffers``, ``completions``: what must be served; a plan for which ``schedule``
-    raises ``Unsupported`` is left out, except the plainest one.
+    ``operations``, ``results``, ``buffers``, ``completions``: what must be served, as far as the
+    epilogue states the kinds of phase. A plan for which ``schedule`` raises ``Unsupported`` is left
+    out, except the plainest one of each operation that the epilogue serves alone.
     """
 
     section = "epilogue"
     epilogue: str = "push"
     backend: str = "eager"
+    operations: tuple[str, ...] = trials.OPERATIONS
     results: tuple[str, ...] = ("copy", "view")
     buffers: tuple[int, ...] = (1, 2)
     completions: tuple[str, ...] = ("receive", "receive_and_send")
-    _graphs: ClassVar[list[races.Graph]]
+    _questions: ClassVar[list[Asked]]
+    _examined: ClassVar[list[Examined]]
 
     def test_it_says_what_it_is(self) -> None:
         """An epilogue has a name and an interface, and states its forms and needs."""
@@ -70,165 +80,186 @@ class EpilogueContract(RankContract):
             not made.needs.lanes or made.needs.window, "it needs lanes, which are part of a window"
         )
 
+    def test_it_states_the_kinds_of_phase_it_serves(self) -> None:
+        """An epilogue states the kinds of phase it serves; others are refused, naming the kind."""
+        phases = self._made().phases
+        require(
+            bool(phases) and len(set(phases)) == len(phases) and set(phases) <= set(_KINDS),
+            f"phases is {phases!r}, not a tuple of {' or '.join(_KINDS)} or both",
+        )
+        for variant in asked.VARIANTS:
+            for phase in variant.of(2).phases:
+                if phase.name not in phases:
+                    told = self._refusal(variant.of(2))
+                    named = f"{phase.name} phase" in told and self._made().name in told
+                    require(named, f"{variant} is refused with {told!r}")
+
     def test_schedules_are_for_the_plan_given(self) -> None:
         """``schedule`` returns the schedule of the phase and plan that it was given."""
         made = self._made()
-        for plans in self._plans():
-            phase = _phase(len(plans))
-            for plan in plans:
+        for each in self._asked():
+            for phase, plan in each.own():
                 found = made.schedule(phase, plan)
                 require(found.plan == plan, f"asked for {plan}, got {found.plan}")
-                require(found.phase == phase, f"asked for phase {phase.name}, got {found.phase}")
+                require(found.phase == phase, f"asked for {phase}, got {found.phase}")
 
     def test_schedules_are_pure(self) -> None:
         """Equal arguments give equal schedules, whatever was asked in between."""
         made, fresh = self._made(), self._made()
-        asked = [(_phase(len(plans)), plan) for plans in self._plans() for plan in plans]
-        first = [made.schedule(phase, plan) for phase, plan in asked]
-        for (phase, plan), before in reversed(list(zip(asked, first, strict=True))):
+        questions = [question for each in self._asked() for question in each.own()]
+        first = [made.schedule(phase, plan) for phase, plan in questions]
+        for (phase, plan), before in reversed(list(zip(questions, first, strict=True))):
             for again in (made.schedule(phase, plan), fresh.schedule(phase, plan)):
                 require(again == before, f"two schedules for {plan}")
-                require(again.digest() == before.digest(), f"two digests for {plan}")
 
     def test_needs_say_what_is_used(self) -> None:
         """A schedule that uses a window or lanes says so in ``needs``, and the other way round."""
-        needs = self._made().needs
-        used = [schedule for graph in self._all() for schedule in graph.schedules]
+        made = self._made()
+        questions = (question for each in self._asked() for question in each.own())
+        used = [made.schedule(phase, plan) for phase, plan in questions]
         window = any(schedule.uses_window() for schedule in used)
         lanes = any(program.lane is not None for s in used for program in s.programs)
-        require(needs.window == window, f"needs.window is {needs.window}, used: {window}")
-        require(needs.lanes == lanes, f"needs.lanes is {needs.lanes}, used: {lanes}")
+        require(made.needs.window == window, f"needs.window is {made.needs.window}, used: {window}")
+        require(made.needs.lanes == lanes, f"needs.lanes is {made.needs.lanes}, used: {lanes}")
 
     def test_the_host_can_walk_it(self) -> None:
         """Actors are listed after those that they join; lanes wait for nothing of other ranks."""
         for _, schedule in self._schedules():
             flatten(schedule)
 
-    def test_each_chunk_is_computed_once_and_stored(self) -> None:
-        """Every chunk of the own product is computed once; its first store follows at once."""
-        for where, schedule in self._schedules():
-            chunks = Counter(a.chunk for a in schedule.actions() if isinstance(a, Compute))
-            want = Counter(range(schedule.plan.chunks))
-            require(chunks == want, f"{where}: computes chunks {sorted(chunks.elements())}")
-            for program in schedule.programs:
-                for one, then in itertools.zip_longest(program.actions, program.actions[1:]):
-                    mine = Region(schedule.plan.rank, one.chunk) if isinstance(one, Compute) else 0
-                    ok = not mine or (isinstance(then, Store) and then.region == mine)
-                    require(ok, f"{where}: '{one}' is followed by '{then}', not by its store")
+    def test_each_part_is_computed_once_and_stored(self) -> None:
+        """Every chunk of every part of the own product is computed once, and stored at once."""
+        self._each(routes.uncomputed)
+
+    def test_what_travels_in_another_dtype_is_encoded(self) -> None:
+        """Where the phase has a wire dtype all that is sent is encoded once, and nothing else."""
+        self._each(routes.unencoded)
+
+    def test_a_store_puts_what_was_made_or_loaded(self) -> None:
+        """A store puts the region that its actor has just computed, encoded or loaded."""
+        self._each(lambda operation, schedule: routes.exchanged(schedule))
+
+    def test_parts_go_where_their_routes_lead(self) -> None:
+        """An inbox takes only what has a route to its rank, an outbox only what its rank sends."""
+        self._each(routes.astray)
+
+    def test_what_stays_is_stored_once(self) -> None:
+        """What stays, and with ``keep`` all, is stored in the private buffer exactly once."""
+        if self._made().complete:
+            self._each(routes.unkept)
 
     def test_every_region_is_delivered_once(self) -> None:
-        """Every region of every source is delivered exactly once, on every rank."""
-        for where, schedule in self._schedules():
-            plan = schedule.plan
-            if not self._made().complete:
-                continue
-            if not self._made().needs.window:
-                _gathered_by_library(where, schedule)
-                continue
-            found = Counter(a.region for a in schedule.actions() if isinstance(a, Deliver))
-            for region in _regions(plan):
-                times = found.pop(region, 0)
-                require(times == 1, f"{where}: {region} is delivered {times} times")
-            require(not found, f"{where}: delivers {next(iter(found), None)}, which nobody has")
+        """Every region of the result is delivered exactly once, on every rank, and no other."""
+        for each in self._all() if self._made().complete else ():
+            for where, schedule in each.schedules():
+                window = schedule.uses_window()
+                judge = routes.undelivered if window else routes.uncollected
+                fault = judge(each.asked.operation, schedule)
+                require(fault is None, f"{where}: {fault}")
+
+    def test_sums_are_of_every_source_in_order(self) -> None:
+        """Every chunk of the own band is summed exactly once, of all sources in their order."""
+        for each in self._all() if self._made().complete else ():
+            for where, schedule in each.schedules():
+                if schedule.uses_window():
+                    fault = routes.unsummed(each.asked.operation, schedule)
+                    require(fault is None, f"{where}: {fault}")
 
     def test_what_is_delivered_is_there(self) -> None:
-        """What is delivered, loaded or copied has been put there before, in every order of events.
+        """What is delivered, summed, loaded, encoded or copied has been put there before.
 
-        A result that is a view lies in the own window.
+        In every order of events. A result that is a view lies in the own window.
         """
-        for graph in self._sorted():
-            _judge(graph, races.missing_data(graph))
-            for schedule in graph.schedules if graph.plan.view else ():
+        for each in self._sorted():
+            each.judge(races.missing_data(each.graph))
+            for where, schedule in each.schedules() if each.graph.plan.view else ():
                 away = [
                     action
                     for action in schedule.actions()
-                    if isinstance(action, Deliver) and action.window != schedule.plan.rank
+                    if isinstance(action, Deliver)
+                    and (action.window, action.area) != (schedule.plan.rank, "inbox")
                 ]
-                require(not away, f"{_where(schedule)}: '{away[:1]}' for a view")
+                require(not away, f"{where}: '{away[:1]}' for a view")
 
     def test_each_word_awaited_is_set_once_by_its_source(self) -> None:
         """A word that is awaited is set exactly once a call, at that rank, by the word's source."""
-        for graph in self._all():
-            setters = _setters(graph)
-            for schedule in graph.schedules:
+        for each in self._all():
+            setters = _setters(each.graph)
+            for where, schedule in each.schedules():
                 for action in schedule.actions():
                     if isinstance(action, Wait):
                         by = setters.get((action.word, schedule.plan.rank), [])
                         require(
                             by == [action.word.source],
-                            f"{_where(schedule)}: '{action}', a word set there by ranks {by}",
+                            f"{where}: '{action}', a word set there by ranks {by}",
                         )
 
     def test_words_are_set_by_their_source(self) -> None:
         """A word has one writer: nobody sets a word of another rank, or the same one twice."""
-        for graph in self._all():
-            for (word, at), by in _setters(graph).items():
+        for each in self._all():
+            for (word, at), by in _setters(each.graph).items():
                 require(
                     by == [word.source],
-                    f"{_where(graph.schedules[at])}: {word} is set here by ranks {by}",
+                    f"{each.asked.where(each.graph.schedules[at])}: "
+                    f"{word} is set here by ranks {by}",
                 )
 
     def test_no_rank_waits_in_a_circle(self) -> None:
         """Every wait ends: its word is set, by somebody who does not wait for the waiter."""
-        for graph in self._all():
-            if graph.unmet:
-                _judge(graph, f"nobody sets what {graph.unmet[0]} waits for")
-            if graph.circle is not None:
-                _judge(graph, f"{graph.circle} waits, by way of others, for itself")
+        for each in self._all():
+            if each.graph.unmet:
+                each.judge(f"nobody sets what {each.graph.unmet[0]} waits for")
+            if each.graph.circle is not None:
+                each.judge(f"{each.graph.circle} waits, by way of others, for itself")
 
     def test_the_gate_stands_before_the_first_store(self) -> None:
         """No store before every peer's ``free`` has come, the own slot included; or two buffers."""
-        for graph in self._sorted():
-            if graph.plan.buffers == 1:
-                _judge(graph, _ungated(graph))
+        for each in self._sorted():
+            if each.graph.plan.buffers == 1:
+                each.judge(races.ungated(each.graph))
 
     def test_nothing_is_overwritten_while_it_is_in_use(self) -> None:
         """Memory is used again only when everybody has finished with it, in every order of events.
 
         A result that is a view is in use until its rank enters the next call.
         """
-        for graph in self._sorted():
-            _judge(graph, races.race(graph))
+        for each in self._sorted():
+            each.judge(races.race(each.graph))
 
     def test_a_copied_result_sets_free_at_the_end(self) -> None:
         """With one buffer a rank tells every peer that it has finished reading.
 
         After its last reading if the result is copied out; for a view, in its next call.
         """
-        for graph in self._sorted():
-            if graph.plan.buffers == 1 and self._made().needs.window:
-                _judge(graph, _unfreed(graph))
+        for each in self._sorted():
+            if each.graph.plan.buffers == 1 and self._made().needs.window:
+                each.judge(races.unfreed(each.graph))
 
     def test_send_complete_means_that_nobody_reads_the_own_slot(self) -> None:
-        """With ``send_complete`` a call ends when nobody reads the own slot any more."""
-        for graph in self._sorted():
-            if graph.plan.send_complete:
-                _judge(graph, races.unsent(graph))
+        """With ``send_complete`` a call ends when nobody reads the own window any more."""
+        for each in self._sorted():
+            if each.graph.plan.send_complete:
+                each.judge(races.unsent(each.graph))
 
     def test_every_word_has_a_place(self) -> None:
         """Every word that is set or awaited is one that ``WindowLayout`` has, in its own place."""
-        for where, schedule in self._schedules():
-            plan = schedule.plan
-            layout = WindowLayout(plan.world, plan.chunks, inbox(plan.world, 64), plan.buffers)
-            places: dict[tuple[int, int], Word] = {}
-            for action in schedule.actions():
-                if isinstance(action, Set | Wait):
-                    at = action.at if isinstance(action, Set) else plan.rank
-                    offset = _place(layout, where, action.word)
-                    known = places.setdefault((at, offset), action.word)
-                    require(
-                        known == action.word, f"{where}: {known} and {action.word} share a place"
-                    )
+        for each in self._all():
+            phases = each.asked.operation.phases
+            parts = max(len(phase.routes) for phase in phases)
+            for where, schedule in each.schedules():
+                plan = schedule.plan
+                areas = inbox(plan.world, 64)
+                layout = WindowLayout(
+                    plan.world, plan.chunks, areas, plan.buffers, len(phases), parts
+                )
+                _place_all(layout, where, schedule)
 
     @clause
     def test_digests_are_the_same_in_every_process(self, desk: Desk) -> None:
         """A digest changes whenever an action changes, and never else: not between processes."""
         made = self._made()
-        mine = [
-            made.schedule(_phase(len(plans)), plan).digest()
-            for plans in self._plans()
-            for plan in plans
-        ]
+        questions = [question for each in self._asked() for question in each.own()]
+        mine = [made.schedule(phase, plan).digest() for phase, plan in questions]
         for rank, theirs in enumerate(desk.meet(mine)):
             wrong = [
                 number for number, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b
@@ -237,113 +268,68 @@ class EpilogueContract(RankContract):
 
     @clause
     def test_it_is_exact_alone(self, desk: Desk) -> None:
-        """Results are exact in a world of one: forms, results, buffers, completions, any M."""
+        """Results are exact in a world of one: operations, forms, results, buffers, any M."""
         run_everywhere(self, desk, 1)
 
     @clause
     def test_it_is_exact_on_two_ranks(self, desk: Desk) -> None:
-        """Results are exact on two ranks: forms, results, buffers, completions, any M."""
+        """Results are exact on two ranks: operations, forms, results, buffers, any M."""
         run_everywhere(self, desk, 2)
 
     @clause
     def test_it_is_exact_on_all_ranks(self, desk: Desk) -> None:
-        """Results are exact on all ranks: forms, results, buffers, completions, any M."""
+        """Results are exact on all ranks: operations, forms, results, buffers, any M."""
         run_everywhere(self, desk, desk.world)
 
     # What the clauses look at.
 
+    def wanted(self) -> Wanted:
+        """What must be served."""
+        return Wanted(self.operations, self.results, self.buffers, self.completions)
+
     def _made(self) -> Epilogue:
         return cast(Epilogue, plugins.find("epilogue", self.epilogue))
 
-    def _plans(self) -> Iterator[list[Plan]]:
-        """For every plan, that of each rank."""
-        made = self._made()
-        for options in self._options(made):
-            for world in _WORLDS:
-                plans = [Plan(rank=rank, world=world, **options) for rank in range(world)]
-                try:
-                    for plan in plans:
-                        made.schedule(_phase(world), plan)
-                except Unsupported:
-                    plain = not options["view"] and options["buffers"] == 1
-                    require(not plain or options["send_complete"], "the plainest plan is refused")
-                    continue
-                yield plans
-
-    def _options(self, made: Epilogue) -> Iterator[dict[str, Any]]:
-        needs = made.needs
-        for fused, result, buffers, completion, lanes, order, common in itertools.product(
-            made.forms(),
-            self.results if needs.window else ("copy",),
-            self.buffers,
-            self.completions,
-            (1, 2) if needs.lanes else (1,),
-            ("in_order", "after_drain") if needs.lanes else ("in_order",),
-            (False, True) if needs.common else (False,),
-        ):
-            view, send = result == "view", completion == "receive_and_send"
-            if common and (send or not view):
-                continue
-            yield {
-                "chunks": _CHUNKS, "fused": fused, "view": view, "buffers": buffers,
-                "send_complete": send, "common": common, "lanes": lanes, "lane_order": order,
-            }  # fmt: skip
-
-    def _all(self) -> list[races.Graph]:
-        """The order of events for every plan; made once a class."""
+    def _asked(self) -> list[Asked]:
+        """Everything that is asked for; found once a class, as are the graphs."""
         cls = type(self)
-        if "_graphs" not in vars(cls):
-            made = self._made()
-            cls._graphs = [
-                races.Graph([made.schedule(_phase(len(plans)), plan) for plan in plans])
-                for plans in self._plans()
-            ]
-        return cls._graphs
+        if "_questions" not in vars(cls):
+            cls._questions = list(asked.everything(self._made(), self.wanted()))
+        return cls._questions
 
-    def _sorted(self) -> Iterator[races.Graph]:
+    def _all(self) -> list[Examined]:
+        """Everything that is asked for, with the order of what is done."""
+        cls = type(self)
+        if "_examined" not in vars(cls):
+            cls._examined = [
+                Examined(each, races.Graph(each.operation, each.schedules))
+                for each in self._asked()
+            ]
+        return cls._examined
+
+    def _sorted(self) -> Iterator[Examined]:
         """Those without circles, which have no order; a clause of their own is about circles."""
-        return (graph for graph in self._all() if graph.circle is None)
+        return (each for each in self._all() if each.graph.circle is None)
 
     def _schedules(self) -> Iterator[tuple[str, Schedule]]:
-        for graph in self._all():
-            for schedule in graph.schedules:
-                yield _where(schedule), schedule
+        return (found for each in self._all() for found in each.schedules())
 
+    def _each(self, judge: Callable[[Operation, Schedule], str | None]) -> None:
+        """Judge every schedule by what its routes ask for."""
+        for each in self._all():
+            for where, schedule in each.schedules():
+                fault = judge(each.asked.operation, schedule)
+                require(fault is None, f"{where}: {fault}")
 
-def _phase(world: int) -> Phase:
-    return all_gather(world, _N).phases[0]
-
-
-def _where(schedule: Schedule) -> str:
-    plan = schedule.plan
-    words = [
-        "fused" if plan.fused else "split", "view" if plan.view else "copy",
-        f"{plan.buffers} buffers", "send complete" if plan.send_complete else "",
-        "common" if plan.common else "",
-        "" if plan.lane_order == "in_order" else plan.lane_order,
-        "" if plan.lanes == 1 else f"{plan.lanes} lanes",
-    ]  # fmt: skip
-    return f"rank {plan.rank} of {plan.world} ({', '.join(word for word in words if word)})"
-
-
-def _judge(graph: races.Graph, fault: str | None) -> None:
-    require(fault is None, f"{_where(graph.schedules[0])}: {fault}")
-
-
-def _regions(plan: Plan) -> list[Region]:
-    return [Region(source, c) for source in range(plan.world) for c in range(plan.chunks)]
-
-
-def _gathered_by_library(where: str, schedule: Schedule) -> None:
-    calls = [action for action in schedule.actions() if isinstance(action, Collective)]
-    require(len(calls) == 1, f"{where}: {len(calls)} library collectives")
-    stored = Counter(
-        action.region
-        for action in schedule.actions()
-        if isinstance(action, Store) and action.to == LOCAL
-    )
-    want = Counter(r for r in _regions(schedule.plan) if r.source == schedule.plan.rank)
-    require(stored == want, f"{where}: the private buffer gets {sorted(map(str, stored))}")
+    def _refusal(self, operation: Operation) -> str:
+        """What composing this epilogue for an operation is refused with."""
+        problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
+        choice = Choice(self.transport, self.epilogue, self.backend)
+        try:
+            compose(problem, 2, choice, operation)
+        except Unsupported as error:
+            return str(error)
+        return "nothing"
 
 
 def _setters(graph: races.Graph) -> dict[tuple[Word, int], list[int]]:
@@ -355,46 +341,14 @@ def _setters(graph: races.Graph) -> dict[tuple[Word, int], list[int]]:
     return found
 
 
-def _ungated(graph: races.Graph) -> str | None:
-    gates: dict[int, dict[int, races.Node]] = {}
-    for node in graph.nodes:
-        action = node.action
-        if node.call == 1 and isinstance(action, Wait) and action.word.kind == "free":
-            gates.setdefault(node.rank, {})[action.word.source] = node
-    for node in graph.nodes:
-        stores = isinstance(node.action, Store) and node.action.to != LOCAL
-        if node.call == 1 and (stores or isinstance(node.action, Copy)):
-            for peer in graph.schedules[node.rank].plan.peers:
-                gate = gates.get(node.rank, {}).get(peer)
-                if gate is None or not node.follows(gate):
-                    return f"{node} does not wait for free[{peer}]"
-    return None
-
-
-def _unfreed(graph: races.Graph) -> str | None:
-    lag = 1 if graph.plan.view else 0
-    for schedule in graph.schedules:
-        rank = schedule.plan.rank
-        said = [
-            node
-            for node in graph.nodes
-            if node.call == 1 and node.rank == rank and _frees(node, rank, lag)
-        ]
-        told = sorted(cast(Set, node.action).at for node in said)
-        if told != sorted(schedule.plan.peers):
-            return f"rank {rank} sets free (= n{f'-{lag}' if lag else ''}) at ranks {told}"
-        for access in graph.accesses if not graph.plan.view else ():
-            node = access.node
-            if (node.rank, node.call) == (rank, 1) and isinstance(node.action, Deliver):
-                early = [n for n in said if not n.follows(node)]
-                if early:
-                    return f"{early[0]} does not come after {node}"
-    return None
-
-
-def _frees(node: races.Node, rank: int, lag: int) -> bool:
-    action = node.action
-    return isinstance(action, Set) and action.word == Word("free", rank) and action.lag == lag
+def _place_all(layout: WindowLayout, where: str, schedule: Schedule) -> None:
+    """Every word of a schedule has a place of its own."""
+    places: dict[tuple[int, int], Word] = {}
+    for action in schedule.actions():
+        if isinstance(action, Set | Wait):
+            at = action.at if isinstance(action, Set) else schedule.plan.rank
+            known = places.setdefault((at, _place(layout, where, action.word)), action.word)
+            require(known == action.word, f"{where}: {known} and {action.word} share a place")
 
 
 def _place(layout: WindowLayout, where: str, word: Word) -> int:
@@ -402,6 +356,11 @@ def _place(layout: WindowLayout, where: str, word: Word) -> int:
         offset = layout.word(word)
     except KeyError as error:
         raise AssertionError(f"{where}: {error.args[0]}") from None
-    fits = 0 <= word.source < layout.world and 0 <= word.chunk < layout.chunks
+    fits = (
+        0 <= word.source < layout.world
+        and 0 <= word.chunk < layout.chunks
+        and 0 <= word.part < layout.parts
+        and 0 <= word.phase < layout.phases
+    )
     require(fits and offset < layout.data, f"{where}: {word} has no place in a window")
     return offset

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from gemmlink import plugins
-from gemmlink.conformance import catalog, certify, parts
+from gemmlink.conformance import catalog, certify, parts, served
 from gemmlink.conformance.certify import Job, OnRanks, Row
 from gemmlink.conformance.parts import Mode
 from gemmlink.errors import Unavailable, Unsupported
@@ -21,6 +21,8 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "two buffers": {"buffers": 2},
     "send completion": {"send_complete": True},
 }
+
+_PAIRS = catalog.pairs()
 
 _HEAD = """\
 # Support matrix
@@ -61,7 +63,8 @@ class Matrix:
         world = catalog.CONTRACTS["transport"][0]
         worlds = f"{', '.join(map(str, catalog.WORLDS[:-1]))} and {catalog.WORLDS[-1]}"
         head = _HEAD.format(world=getattr(world, "world", ""), worlds=worlds)
-        tables = (self._transports(), self._epilogues(), self._backends())
+        cells = (self._operation(operation) for operation in catalog.OPERATIONS)
+        tables = (self._transports(), self._epilogues(), *cells, self._backends())
         return "\n".join([head, *tables, f"Clauses and cells: {self.summary()}.\n"])
 
     def _transports(self) -> str:
@@ -80,26 +83,32 @@ class Matrix:
         return _table("Transports", text, titles, lines)
 
     def _epilogues(self) -> str:
-        titles = ["mode", "contract", *_operations(), *FEATURES, "lanes"]
-        rows = self.cells[parts.DEFAULTS["transport"], parts.DEFAULTS["backend"]]
+        titles = ["mode", "contract", *FEATURES, "lanes"]
         lines = []
         for mode in self.modes:
-            contract = _state(self.clauses["epilogue", parts.bare(mode.argument)[0]])
-            found = [_state(_of_mode(rows, mode.name, column)) for column in _operations().values()]
+            contract = _state(self.clauses["epilogue", served.bare(mode.argument)[0]])
             offers = [_offered(mode, options, contract) for options in FEATURES.values()]
-            lanes = contract if mode.lanes else "-"
-            lines.append([f"`{mode.name}`", contract, *found, *offers, lanes])
-        text = "Cells over `{transport}` with `{backend}`.".format(**parts.DEFAULTS)
+            lines.append([f"`{mode.name}`", contract, *offers, contract if mode.lanes else "-"])
+        text = "In every operation that is not - below."
         return _table("Epilogues", text, titles, lines)
+
+    def _operation(self, operation: str) -> str:
+        rows = self.cells[parts.DEFAULTS["transport"], parts.DEFAULTS["backend"]]
+        lines = [
+            [f"`{mode.name}`", *(_state(_found(rows, operation, mode.name, p)) for p in _PAIRS)]
+            for mode in self.modes
+        ]
+        text = "Cells over `{transport}` with `{backend}`.".format(**parts.DEFAULTS)
+        return _table(f"Operation {operation}", text, ["mode", *_PAIRS], lines)
 
     def _backends(self) -> str:
         lines = []
         for name in self._names("backend"):
             rows = self.cells[parts.DEFAULTS["transport"], name]
-            found = [_state(_of_mode(rows, None, column)) for column in _operations().values()]
+            found = [_state(_found(rows, pair=pair)) for pair in _PAIRS]
             lines.append([f"`{name}`", _state(self.clauses["backend", name]), *found])
-        text = "Cells in every mode over `{transport}`.".format(**parts.DEFAULTS)
-        return _table("Backends", text, ["backend", "contract", *_operations()], lines)
+        text = "Cells of every operation in every mode over `{transport}`.".format(**parts.DEFAULTS)
+        return _table("Backends", text, ["backend", "contract", *_PAIRS], lines)
 
     def _names(self, kind: str) -> list[str]:
         return [name for known, name in self.clauses if known == kind]
@@ -145,19 +154,11 @@ def _of_devices() -> list[str]:
     return found
 
 
-def _operations() -> dict[str, tuple[str, str]]:
-    """Columns of cells: the title, and the operation and pair of dtypes."""
-    return {
-        f"{operation} {pair}": (operation, pair)
-        for operation in catalog.OPERATIONS
-        for pair in catalog.pairs()
-    }
-
-
-def _of_mode(rows: Iterable[Row], mode: str | None, column: tuple[str, str]) -> list[Row]:
-    operation, pair = column
-    wanted = f"cell/{operation}/{mode or '[^/]+'}/{pair}/"
-    return [row for row in rows if re.match(wanted, row.id)]
+def _found(
+    rows: Iterable[Row], operation: str = "[^/]+", mode: str = "[^/]+", pair: str = "[^/]+"
+) -> list[Row]:
+    """The cells of an operation, a mode and a pair of dtypes; of all, where none is named."""
+    return [row for row in rows if re.match(f"cell/{operation}/{mode}/{pair}/", row.id)]
 
 
 def _state(rows: Iterable[Row]) -> str:
@@ -176,14 +177,17 @@ def _needs(reason: str) -> str:
 
 
 def _offered(mode: Mode, options: Mapping[str, Any], contract: str) -> str:
-    name, fused = parts.bare(mode.argument)
+    name, fused = served.bare(mode.argument)
     epilogue = cast(Epilogue, plugins.find("epilogue", name))
     if options.get("view") and not epilogue.needs.window:
         return "-"
     form = epilogue.forms()[0] if fused is None else fused
     plan = Plan(rank=0, world=2, chunks=1, fused=form, **options)
     try:
-        epilogue.schedule(catalog.phase(2), plan)
+        for operation in mode.operations:
+            phases = served.operation(operation, 2, 2).phases
+            for number, phase in enumerate(phases):
+                epilogue.schedule(phase, replace(plan, phase=number, phases=len(phases)))
     except Unsupported:
         return "-"
     return contract

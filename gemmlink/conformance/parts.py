@@ -12,8 +12,8 @@ import torch
 
 import gemmlink
 from gemmlink import plugins
+from gemmlink.conformance import served, trials
 from gemmlink.conformance.quick import dtype_pairs
-from gemmlink.core.compose import ALIASES
 from gemmlink.errors import Unavailable, Unsupported
 from gemmlink.spec.contracts import Backend, Capabilities, Epilogue, Transport
 from gemmlink.spec.problem import Problem, dtype_name
@@ -57,11 +57,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Mode:
-    """An epilogue in one form: as ``GemmAllGather`` takes it, and as reports call it."""
+    """An epilogue in one form: as operations take it, and as reports call it.
+
+    ``operations``: those that it serves.
+    """
 
     argument: str
     name: str
     lanes: bool
+    operations: tuple[str, ...] = trials.OPERATIONS
 
 
 def describe(kind: str, asked: str, named: bool = True) -> Part:
@@ -97,27 +101,18 @@ def built_in(kind: str) -> list[plugins.Entry]:
     return [entry for entry in plugins.BUILT_IN if entry.kind == kind]
 
 
-def bare(epilogue: str) -> tuple[str, bool | None]:
-    """An epilogue's name without its form, and the form: fused, split or (None) not said."""
-    name = ALIASES.get(epilogue, epilogue)
-    for prefix, fused in (("fused-", True), ("split-", False)):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix), fused
-    return name, None
-
-
 def modes_of(asked: str) -> list[Mode]:
     """The modes that a named epilogue stands for. Raises ``Unsupported`` for a form it has not."""
-    name, wanted = bare(asked)
+    name, wanted = served.bare(asked)
     epilogue = cast(Epilogue, plugins.find("epilogue", name))
     forms = epilogue.forms()
     if wanted is not None and wanted not in forms:
         raise Unsupported(f"epilogue {epilogue.name!r} must have the form asked for", asked)
-    lanes = epilogue.needs.lanes
+    lanes, operations = epilogue.needs.lanes, served.served_by(name)
     if len(forms) == 1:
-        return [Mode(name, epilogue.name, lanes)]
+        return [Mode(name, epilogue.name, lanes, operations)]
     return [
-        Mode(f"{form}-{name}", f"{form}-{epilogue.name}", lanes)
+        Mode(f"{form}-{name}", f"{form}-{epilogue.name}", lanes, operations)
         for form, fused in (("fused", True), ("split", False))
         if wanted in (None, fused) and fused in forms
     ]
@@ -169,7 +164,11 @@ def _of_transport(transport: Transport) -> dict[str, str]:
 def _of_epilogue(epilogue: Epilogue) -> dict[str, str]:
     needs = [name for name in ("window", "lanes", "common") if getattr(epilogue.needs, name)]
     forms = ["fused" if fused else "split" for fused in epilogue.forms()]
-    return {"forms": ", ".join(forms), "needs": ", ".join(needs) or "nothing"}
+    return {
+        "phases": ", ".join(epilogue.phases),
+        "forms": ", ".join(forms),
+        "needs": ", ".join(needs) or "nothing",
+    }
 
 
 def _of_backend(backend: Backend) -> dict[str, str]:

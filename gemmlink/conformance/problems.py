@@ -13,6 +13,7 @@ Two kinds of values:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,17 +63,20 @@ class Case:
 
     def reference(self, rank: int = 0) -> torch.Tensor:
         """What ``rank`` must get, in float64. In an all-gather and an all-reduce all get that."""
-        blocks = [self.block(source) for source in range(len(self.rows))]
+        return self.assembled([self.block(source) for source in range(len(self.rows))], rank)
+
+    def assembled(self, blocks: Sequence[torch.Tensor], rank: int = 0) -> torch.Tensor:
+        """``reference`` from every rank's ``block``, for who has them already."""
         operation = self.phases()
         if self._adds:
-            total = torch.stack(blocks).sum(0)
+            total = torch.stack(list(blocks)).sum(0)
             if not operation.phases[-1].sums:
                 return total
             first, last = band_rows(self.rows[rank], len(self.rows), rank)
             return total[first:last]
         phase = operation.phases[0]
         low, high = phase.routes[phase.part_for(rank)].cols
-        return torch.cat(blocks)[:, low:high]
+        return torch.cat(list(blocks))[:, low:high]
 
     def phases(self) -> Operation:
         """The operation as phases."""
@@ -118,17 +122,44 @@ def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
     return error / scale if scale else error
 
 
-def limit_l2(k: int, out_dtype: torch.dtype, elements: int) -> float:
-    """Largest relative L2 error of a right result of ``elements`` values, from dtype and K alone.
+def limit_l2(
+    k: int, out_dtype: torch.dtype, elements: int, terms: int = 1, cancel: float = 1.0
+) -> float:
+    """Largest relative L2 error of a right result of ``elements`` values, from dtype and K.
 
     Adding K products in float32 (unit roundoff u = 2**-24) one after the other errs by about
     ``0.4 * sqrt(K) * u`` relative to the sum; five times that is ``2 * sqrt(K) * u``, 1.0e-5 at
     K = 7168. A narrower result is rounded once more. That errs by at most its own unit roundoff
     (eps / 2) in each element, and by 0.43 of it in the mean over many: 0.75 of it is the limit
     then (2.9e-3 for bfloat16, 3.7e-4 for float16), low enough that garbage in a few places shows.
+
+    ``terms``: so many ranks' products P_r were added, each rounded to ``out_dtype`` before it
+    travelled, in float32, and the sum S rounded once. All errors of the products are relative to
+    the P_r, which may be larger than S: ``cancel`` is ``sqrt(sum |P_r|**2) / |S|``, 1 for
+    independent ones in the mean, more where they cancel. Adding errs as above, by
+    ``2 * sqrt(terms) * u`` besides. The roundings of the products and of the sum are independent,
+    so over many elements their squares add up: ``0.75 * hypot(cancel, 1)`` of the narrow unit
+    roundoff, 1.06 of it for independent products. Over few each may be at its worst, and
+    ``sum |P_r| <= sqrt(terms) * sqrt(sum |P_r|**2)``: ``sqrt(terms) * cancel + 1`` of it. Sums
+    that round in between, too, as libraries' reductions do, may err by more.
     """
-    limit = 2 * math.sqrt(max(k, 16)) * _UNIT_32
+    depth = math.sqrt(max(k, 16)) + (math.sqrt(terms) if terms > 1 else 0.0)
+    limit = 2 * depth * _UNIT_32 * (cancel if terms > 1 else 1.0)
     if out_dtype != torch.float32:
-        share = 0.75 if elements >= 256 else 1.0
-        limit += share * torch.finfo(out_dtype).eps / 2
+        limit += _roundings(elements, terms, cancel) * torch.finfo(out_dtype).eps / 2
     return limit
+
+
+def cancellation(products: Sequence[torch.Tensor], total: torch.Tensor) -> float:
+    """``cancel`` as ``limit_l2`` takes it, from the exact products and their sum; 1 for zeros."""
+    scale = float(torch.linalg.vector_norm(total))
+    norms = [float(torch.linalg.vector_norm(product)) for product in products]
+    return math.hypot(*norms) / scale if scale else 1.0
+
+
+def _roundings(elements: int, terms: int, cancel: float) -> float:
+    """How many units in the last place all roundings of a result may come to, in the L2 norm."""
+    many = elements >= 256
+    if terms == 1:
+        return 0.75 if many else 1.0
+    return 0.75 * math.hypot(cancel, 1) if many else math.sqrt(terms) * cancel + 1

@@ -1,9 +1,10 @@
 """The self-test: small whole-number problems in every mode, compared exactly on every rank.
 
-A *group* is one mode with one pair of dtypes in one world; its *cases* vary N, K and the rows of
-each rank: none anywhere, one, seven, and a mix. Every prepared operation runs all row patterns
-one after the other with fresh inputs, into an output full of NaN, so that what is not delivered and
-what an earlier call left behind both show.
+A *group* is one operation in one mode with one pair of dtypes in one world; its *cases* vary N, K
+and the rows of each rank: none anywhere, one, seven, and where ranks may differ a mix; an
+all-to-all also how many columns travel. Every prepared operation runs all row patterns one after
+the other with fresh inputs, into an output full of NaN, so that what is not delivered and what an
+earlier call left behind both show.
 """
 
 from __future__ import annotations
@@ -14,23 +15,27 @@ from typing import Any
 
 import torch
 
+from gemmlink import groups
+from gemmlink.conformance import served, trials
 from gemmlink.conformance.problems import Case
 from gemmlink.core.compose import Choice, compose
-from gemmlink.errors import Unavailable, Unsupported
-from gemmlink.operators import GemmAllGather
+from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.perf.contestants import modes_for
-from gemmlink.spec.operations import all_gather
+from gemmlink.prepared import Prepared
+from gemmlink.spec.places import result_shape
 from gemmlink.spec.problem import INPUT_DTYPES, Problem, dtype_name
 
 _ROWS = (0, 1, 7)
-_SIZES = ((5, 33), (8, 0))
 _CHUNKS = 3
 _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What to test: epilogues (``all`` for every one), with one transport and one backend."""
+    """What to test: epilogues (``all`` for every one), with one transport and one backend.
+
+    Each in every operation that it serves; a pair, ``lanes+pull``, in those of two phases.
+    """
 
     transport: str = "auto"
     epilogues: tuple[str, ...] = ("all",)
@@ -46,12 +51,14 @@ class Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """The cases of one mode and pair of dtypes in one world. ``reason`` is the first failure's.
+    """The cases of an operation in one mode and world with one pair of dtypes.
 
+    ``reason`` is the first failure's.
     ``unavailable``: what hardware or library is missing, where that is the reason.
     """
 
     world: int
+    operation: str
     mode: str
     transport: str
     backend: str
@@ -79,7 +86,8 @@ class Group:
         if self.skipped:
             state = f"skipped: {self.reason}"
         return (
-            f"world {self.world}  {self.mode:<12} {self.transport:<8} {self.backend:<8} "
+            f"world {self.world}  {self.operation:<14} {self.mode:<16} "
+            f"{self.transport:<8} {self.backend:<8} "
             f"{self.dtype:>8} -> {self.out_dtype:<8}  {state}"
         )
 
@@ -87,8 +95,9 @@ class Group:
 def run(suite: Suite) -> list[Group]:
     """On every rank of the default group: its own view of all groups, in the same order."""
     return [
-        _tested(choice, dtype, out_dtype)
+        _tested(choice, operation, dtype, out_dtype)
         for choice in suite.choices()
+        for operation in served.served_by(choice.epilogue)
         for dtype, out_dtype in dtype_pairs()
     ]
 
@@ -100,17 +109,33 @@ def merge(world: int, values: Sequence[Sequence[Group]]) -> list[Group]:
 
 def refuse_nonsense(suite: Suite, world: int) -> None:
     """Raise ``InvalidArgument`` for names that mean nothing; what cannot be had is a row."""
-    problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
+    problem = Problem(world, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
     for choice in suite.choices():
-        try:
-            compose(problem, world, choice, all_gather(world, problem.n))
-        except (Unavailable, Unsupported):
-            continue
+        names = served.served_by(choice.epilogue)
+        if not names:
+            raise InvalidArgument(
+                "a mode must serve an operation; a pair serves those of two phases",
+                str(choice.epilogue),
+            )
+        for name in names:
+            try:
+                compose(problem, world, choice, served.operation(name, world, problem.n))
+            except (Unavailable, Unsupported):
+                continue
 
 
-def row_patterns(world: int) -> list[tuple[int, ...]]:
+def sizes(operation: str, world: int) -> list[tuple[int, int, int | None]]:
+    """N, K and the extent of the problems of an operation."""
+    if operation != "all_to_all":
+        return [(5, 33, None), (8, 0, None)]
+    return [(2 * world, 33, None), (2 * world + 1, 33, 2 * world), (3, 33, 0)]
+
+
+def row_patterns(world: int, operation: str = "all_gather") -> list[tuple[int, ...]]:
     """The M of each rank: all none, all one, all seven, and a mix with every kind of neighbour."""
     same = [(rows,) * world for rows in _ROWS]
+    if operation not in trials.RAGGED:
+        return same
     mixed = [tuple(_ROWS[(rank + shift) % 3] for rank in range(world)) for shift in (1, 2)]
     return [*same, *mixed]
 
@@ -127,9 +152,10 @@ def _worst(world: int, ranks: Sequence[Group]) -> Group:
     return replace(worst, world=world)
 
 
-def _tested(choice: Choice, dtype: torch.dtype, out_dtype: torch.dtype) -> Group:
+def _tested(choice: Choice, operation: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Group:
     group = Group(
         0,
+        operation,
         str(choice.epilogue),
         str(choice.transport),
         str(choice.backend),
@@ -138,8 +164,10 @@ def _tested(choice: Choice, dtype: torch.dtype, out_dtype: torch.dtype) -> Group
         0,
         0,
     )
-    for n, k in _SIZES:
-        group = _with_size(group, choice, Case((), n, k, dtype, out_dtype))
+    world = groups.resolve(None).world
+    for n, k, extent in sizes(operation, world):
+        case = Case((), n, k, dtype, out_dtype, operation=operation, extent=extent)
+        group = _with_size(group, choice, case)
         if group.reason is not None:
             break
     return group
@@ -147,20 +175,17 @@ def _tested(choice: Choice, dtype: torch.dtype, out_dtype: torch.dtype) -> Group
 
 def _with_size(group: Group, choice: Choice, case: Case) -> Group:
     """``group`` after all row patterns of one N and K through one prepared operation."""
-    operation = GemmAllGather(
-        case.n,
-        case.k,
+    operation = trials.operation_for(
+        case,
         max(_ROWS),
-        case.dtype,
-        case.out_dtype,
         transport=choice.transport,
         epilogue=choice.epilogue,
         backend=choice.backend,
         chunks=choice.chunks,
         timeout_s=_TIMEOUT_S,
     )
-    world = operation.group.world
-    cases = [replace(case, rows=rows, seed=seed) for seed, rows in enumerate(row_patterns(world))]
+    patterns = row_patterns(operation.group.world, case.operation)
+    cases = [replace(case, rows=rows, seed=seed) for seed, rows in enumerate(patterns)]
     try:
         with operation:
             group = _named(group, operation)
@@ -177,7 +202,7 @@ def _with_size(group: Group, choice: Choice, case: Case) -> Group:
     return group
 
 
-def _named(group: Group, operation: GemmAllGather) -> Group:
+def _named(group: Group, operation: Prepared) -> Group:
     parts = operation.launch.parts
     return replace(
         group, mode=parts.mode, transport=parts.transport_name, backend=parts.backend.name
@@ -190,17 +215,16 @@ def _failed(group: Group, cases: Sequence[Case], error: Exception) -> Group:
     return replace(group, failed=group.failed + left, reason=f"{type(error).__name__}: {error}")
 
 
-def _compare(operation: GemmAllGather, case: Case) -> None:
-    rank = operation.group.rank
-    wanted = case.reference()
-    out = torch.full(wanted.shape, torch.nan, dtype=case.out_dtype)
-    result = operation(case.a(rank), case.b(), out=out)
-    if result is not out:
+def _compare(operation: Prepared, case: Case) -> None:
+    out = torch.full(_shape(case, operation.group.rank), torch.nan, dtype=case.out_dtype)
+    found = trials.called(operation, case, out=out)
+    if found[0].got is not out:
         raise ValueError("out must be returned")
-    wrong = (out.double() != wanted).nonzero()
-    if len(wrong):
-        row, column = wrong[0].tolist()
-        raise ValueError(
-            f"{len(wrong)} of {out.numel()} elements differ with rows {case.rows}, first at "
-            f"({row}, {column}): {out[row, column]} instead of {wanted[row, column]}"
-        )
+    for part in found:
+        wrong = part.wrong()
+        if wrong is not None:
+            raise ValueError(f"with rows {case.rows}: {wrong}")
+
+
+def _shape(case: Case, rank: int) -> tuple[int, int]:
+    return result_shape(case.phases(), rank, len(case.rows), case.rows)

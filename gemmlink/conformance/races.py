@@ -5,19 +5,21 @@ before the other: in the program of an actor, by ``Join``, by a word that is set
 between the calls of one rank. Whatever two accesses to the same memory are not ordered by edges,
 some machine will one day do in the wrong order.
 
-Memory is judged for the worst case: within a call each region has a place of its own; from call to
-call M changes, so that any region may lie over any other of the same set of slots.
+Memory is judged for the worst case: within a call each region of an area has a place of its own;
+from call to call M changes, so that any region may lie over any other of the same area. What is in
+which area is told by ``touches``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gemmlink.conformance import touches
+from gemmlink.conformance.touches import PRIVATE, Touch, Touching
+from gemmlink.spec.operations import Operation
 from gemmlink.spec.schedule import (
-    LOCAL,
     Action,
-    Compute,
     Copy,
     Deliver,
     Join,
@@ -26,7 +28,7 @@ from gemmlink.spec.schedule import (
     Region,
     Schedule,
     Set,
-    Store,
+    Sum,
     Wait,
     Word,
 )
@@ -49,7 +51,7 @@ class Node:
     bit: int = 0
 
     def __str__(self) -> str:
-        return f"'{self.what}' of rank {self.rank} in call {self.call}"
+        return f"'{self.what or self.action}' of rank {self.rank} in call {self.call}"
 
     def follows(self, other: Node) -> bool:
         """Whether ``other`` is known to have happened before."""
@@ -58,18 +60,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Access:
-    """A node that reads or writes a region in the window of ``owner``."""
+    """A node that reads or writes something."""
 
     node: Node
-    owner: int
-    region: Region
-    writes: bool
+    touch: Touch
+
+    @property
+    def memory(self) -> tuple[int, str, int]:
+        """The memory of which it is a part: owner, area and phase."""
+        return self.touch.owner, self.touch.area, self.touch.region.phase
 
 
 class Graph:
-    """The order of all actions of ``schedules``, one per rank in rank order."""
+    """The order of all actions of an operation's ``schedules``, one per rank in rank order."""
 
-    def __init__(self, schedules: Sequence[Schedule]) -> None:
+    def __init__(self, operation: Operation, schedules: Sequence[Schedule]) -> None:
+        self.operation = operation
         self.schedules = schedules
         self.plan = schedules[0].plan
         self.nodes: list[Node] = []
@@ -84,7 +90,7 @@ class Graph:
 
     def add(self, rank: int, call: int, actor: str, action: Action | None, what: str = "") -> Node:
         """A new node."""
-        node = Node(rank, call, actor, action, what or str(action))
+        node = Node(rank, call, actor, action, what)
         node.bit = 1 << len(self.nodes)
         self.nodes.append(node)
         return node
@@ -130,13 +136,15 @@ class Graph:
                 stack.pop()
         return None
 
-    def touching(self) -> dict[tuple[int, int], list[Access]]:
-        """Accesses by the window and the set of slots that they are in."""
-        found: dict[tuple[int, int], list[Access]] = {}
+    def touching(self) -> Iterable[list[Access]]:
+        """Accesses by the memory that they are in. Private buffers are fresh in each call."""
+        found: dict[tuple[tuple[int, str, int], int], list[Access]] = {}
         for access in self.accesses:
-            place = (access.owner, access.node.call % self.plan.buffers)
+            call = access.node.call
+            fresh = access.touch.area in PRIVATE
+            place = (access.memory, call if fresh else call % self.plan.buffers)
             found.setdefault(place, []).append(access)
-        return found
+        return found.values()
 
 
 class _Unrolled:
@@ -146,8 +154,10 @@ class _Unrolled:
         self._graph = graph
         self._rank = rank
         self._schedule = schedule
-        self._lane_tails: dict[str, list[Node]] = {}
-        self._loose: dict[str, list[Node]] = {}
+        self._touching = touches.of_programs(graph.operation, schedule)
+        #: By lane, which is one queue in all phases and calls.
+        self._tails: dict[tuple[int, int], list[Node]] = {}
+        self._loose: dict[tuple[int, int], list[Node]] = {}
 
     def run(self) -> None:
         """All calls."""
@@ -162,8 +172,8 @@ class _Unrolled:
             begin.after.append(last)
         ends: dict[str, list[Node]] = {}
         joins: list[tuple[Node, str]] = []
-        for program in self._schedule.programs:
-            ends[program.actor] = self._program(program, call, begin, joins)
+        for program, touching in zip(self._schedule.programs, self._touching, strict=True):
+            ends[program.actor] = self._program(program, touching, call, begin, joins)
         for node, actor in joins:
             node.after += ends.get(actor, [])
         end = graph.ends[rank, call] = graph.add(rank, call, "", None, "end")
@@ -174,49 +184,33 @@ class _Unrolled:
         return graph.ends[rank, call]
 
     def _program(
-        self, program: Program, call: int, begin: Node, joins: list[tuple[Node, str]]
+        self,
+        program: Program,
+        touching: Iterable[Touching],
+        call: int,
+        begin: Node,
+        joins: list[tuple[Node, str]],
     ) -> list[Node]:
         """Add a program; what must have happened for it to have ended."""
-        previous = [begin, *self._lane_tails.get(program.actor, [])]
-        overtaken = program.lane is not None and self._schedule.plan.lane_order == "after_drain"
-        loose = self._loose.setdefault(program.actor, [])
-        value: Region | None = None
-        origin: int | None = None
-        for action in program.actions:
+        lane = program.lane
+        previous = [begin, *(self._tails.get(lane, []) if lane is not None else [])]
+        loose = self._loose.setdefault(lane, []) if lane is not None else []
+        overtaken = lane is not None and self._schedule.plan.lane_order == "after_drain"
+        for action, touched in touching:
             node = self._graph.add(self._rank, call, program.actor, action)
             node.after += previous
             if isinstance(action, Join):
                 joins.append((node, action.actor))
             if isinstance(action, Set):
                 self._graph.announce(node, action)
-            if isinstance(action, Compute):
-                value, origin = None, None
-            elif isinstance(action, Load):
-                value, origin = action.region, action.window
-                self._touch(node, origin, value, writes=False)
-            elif isinstance(action, Store):
-                if origin is not None and value is not None:
-                    self._touch(node, origin, value, writes=False)
-                self._touch(node, action.to, action.region, writes=True)
-                if origin is None:  # the product lies where it was stored first
-                    value, origin = action.region, action.to
-            elif isinstance(action, Copy):
-                self._touch(node, self._rank, action.region, writes=False)
-                self._touch(node, action.to, action.region, writes=True)
-            elif isinstance(action, Deliver) and not self._schedule.plan.view:
-                self._touch(node, action.window, action.region, writes=False)
+            self._graph.accesses += [Access(node, touch) for touch in touched]
             if overtaken and isinstance(action, Copy):
                 loose.append(node)  # nothing but a join of the lane waits for it
             else:
                 previous = [node]
-        if program.lane is not None:
-            self._lane_tails[program.actor] = previous
+        if lane is not None:
+            self._tails[lane] = previous
         return [*previous, *loose]
-
-    def _touch(self, node: Node, owner: int, region: Region, writes: bool) -> None:
-        if owner != LOCAL:
-            owner = 0 if self._schedule.plan.common else owner
-            self._graph.accesses.append(Access(node, owner, region, writes))
 
     def _show_views(self, call: int) -> None:
         """A view is read between the end of its call and the begin of the next."""
@@ -224,33 +218,40 @@ class _Unrolled:
             return
         shown = self._graph.add(self._rank, call, "", None, "the reading of the view")
         shown.after.append(self._graph.ends[self._rank, call])
-        for action in self._schedule.actions():
-            if isinstance(action, Deliver):
-                self._touch(shown, action.window, action.region, writes=False)
+        found = touches.shown(self._graph.operation, self._schedule)
+        self._graph.accesses += [Access(shown, touch) for touch in found]
         self._graph.ends[self._rank, call] = shown
 
 
 def missing_data(graph: Graph) -> str | None:
     """A read that no write of the same call is known to precede, as a sentence."""
-    writes: dict[tuple[int, int, Region], list[Node]] = {}
+    writes: dict[tuple[int, str, Region, int], list[Node]] = {}
     for access in graph.accesses:
-        if access.writes:
-            key = (access.owner, access.node.call, access.region)
-            writes.setdefault(key, []).append(access.node)
+        if access.touch.writes:
+            writes.setdefault(_datum(access), []).append(access.node)
     for access in graph.accesses:
-        if not access.writes:
-            found = writes.get((access.owner, access.node.call, access.region), [])
+        if not access.touch.writes:
+            found = writes.get(_datum(access), [])
             if not found:
-                return f"{access.node} reads {access.region}, which nobody puts there"
+                return f"{access.node} reads {_name(access.touch)}, which nobody puts there"
             if not any(access.node.follows(writer) for writer in found):
                 return f"{access.node} does not wait for {found[0]}"
     return None
 
 
+def _datum(access: Access) -> tuple[int, str, Region, int]:
+    touch = access.touch
+    return touch.owner, touch.area, touch.region, access.node.call
+
+
+def _name(touch: Touch) -> str:
+    return f"{touch.region} in the {touch.area} of rank {touch.owner}"
+
+
 def race(graph: Graph) -> str | None:
     """Two accesses to one place, one of them writing, in no known order, as a sentence."""
-    for accesses in graph.touching().values():
-        for writer in (access for access in accesses if access.writes):
+    for accesses in graph.touching():
+        for writer in (access for access in accesses if access.touch.writes):
             for other in accesses:
                 if other.node is writer.node or _apart(writer, other):
                     continue
@@ -260,15 +261,71 @@ def race(graph: Graph) -> str | None:
 
 
 def _apart(one: Access, other: Access) -> bool:
-    return one.node.call == other.node.call and one.region != other.region
+    """Whether they cannot meet: another slot of the area, or another chunk of the same part.
+
+    An inbox has a slot for each source, whatever part it is put there; an outbox one for each part.
+    """
+    if one.node.call != other.node.call:
+        return False
+    a, b = one.touch.region, other.touch.region
+    if one.touch.area == "inbox" and a.source != b.source:
+        return True
+    if one.touch.area in ("outbox", "local") and a.part != b.part:
+        return True
+    return (a.source, a.part) == (b.source, b.part) and a.chunk != b.chunk
 
 
 def unsent(graph: Graph) -> str | None:
-    """An own slot that is still read when its call has ended, as a sentence."""
+    """A window that others or lanes still read when its call has ended, as a sentence."""
+    for access in graph.accesses:
+        node, owner = access.node, access.touch.owner
+        if access.touch.writes or access.touch.area in PRIVATE or node.action is None:
+            continue
+        if not graph.ends[owner, node.call].follows(node):
+            return f"call {node.call} of rank {owner} may end before {node}"
+    return None
+
+
+def ungated(graph: Graph) -> str | None:
+    """A store, copy or sum that does not wait until every peer has finished reading."""
+    gates: dict[int, dict[int, Node]] = {}
+    for node in graph.nodes:
+        action = node.action
+        if node.call == 1 and isinstance(action, Wait) and action.word.kind == "free":
+            gates.setdefault(node.rank, {})[action.word.source] = node
     for access in graph.accesses:
         node = access.node
-        if access.writes or access.region.source != access.owner or node.action is None:
-            continue
-        if not graph.ends[access.owner, node.call].follows(node):
-            return f"call {node.call} of rank {access.owner} may end before {node}"
+        if node.call == 1 and access.touch.writes and access.touch.area not in PRIVATE:
+            for peer in graph.schedules[node.rank].plan.peers:
+                gate = gates.get(node.rank, {}).get(peer)
+                if gate is None or not node.follows(gate):
+                    return f"{node} does not wait for free[{peer}]"
     return None
+
+
+def unfreed(graph: Graph) -> str | None:
+    """A rank that does not say, once and after its last reading, that it has finished reading."""
+    lag = 1 if graph.plan.view else 0
+    for schedule in graph.schedules:
+        rank = schedule.plan.rank
+        mine = [node for node in graph.nodes if (node.rank, node.call) == (rank, 1)]
+        said = [node for node in mine if _frees(node, rank, lag)]
+        told = sorted(node.action.at for node in said if isinstance(node.action, Set))
+        if told != sorted(schedule.plan.peers):
+            return f"rank {rank} sets free (= n{f'-{lag}' if lag else ''}) at ranks {told}"
+        for node in mine if not graph.plan.view else ():
+            early = [other for other in said if _takes(node, rank) and not other.follows(node)]
+            if early:
+                return f"{early[0]} does not come after {node}"
+    return None
+
+
+def _takes(node: Node, rank: int) -> bool:
+    """Whether it reads what others have put somewhere for this rank."""
+    action = node.action
+    return isinstance(action, Deliver | Sum) or (isinstance(action, Load) and action.window != rank)
+
+
+def _frees(node: Node, rank: int, lag: int) -> bool:
+    action = node.action
+    return isinstance(action, Set) and action.word == Word("free", rank) and action.lag == lag

@@ -17,12 +17,13 @@ from gemmlink.core.collectives import COLLECTIVES
 from gemmlink.core.flatten import Placed, flatten
 from gemmlink.core.gather import last_of_together
 from gemmlink.core.memory import Memory, Place, Rows
-from gemmlink.core.products import Product, group
+from gemmlink.core.products import Columns, Product, group
 from gemmlink.core.sums import ordered_sum
 from gemmlink.core.words import SLICE_S, setter, waiter
 from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend, Lane
 from gemmlink.spec.schedule import (
+    LOCAL,
     Action,
     Collective,
     Copy,
@@ -124,6 +125,8 @@ class HostProgram:
         for found in group(placed, self._plan.chunks, self._phases if merge else None):
             if isinstance(found, Product):
                 steps.append(Step(found.placed, self._produce(found)))
+            elif isinstance(found, Columns):
+                steps.append(Step(found.placed, self._produce_columns(found)))
             else:
                 action, actor = found.action, found.actor
                 in_lane = actor in self.lanes
@@ -160,8 +163,7 @@ class HostProgram:
     def _produce(self, product: Product) -> Callable[[CallState], None]:
         """Multiply, or take what was summed; encode it where it travels so; put it in its place."""
         store = product.store
-        if store.region.source != self._plan.rank:
-            raise InvalidArgument("a rank stores its own product", f"'{store}'")
+        self._check_own(product)
         find = self._span(product)
         low, high = self.memory.cols(store.region)
         whole = high - low == self.memory.problem.n
@@ -186,6 +188,38 @@ class HostProgram:
                 wire.encode(rows, target)
 
         return encoded if product.encoded else plain
+
+    def _produce_columns(self, columns: Columns) -> Callable[[CallState], None]:
+        """Multiply once; put each product's columns in their place, if they have places apart."""
+        products = columns.products
+        for product in products:
+            self._check_own(product)
+        finds = [self._span(product) for product in products]
+        cols = [self.memory.cols(product.store.region) for product in products]
+        low, high = cols[0][0], cols[-1][1]
+        multiply, n = self._backend.multiply, self.memory.problem.n
+        together = all(product.store.to == LOCAL for product in products)
+        origin = self.memory.local_cols[0]
+
+        def step(call: CallState) -> None:
+            first, last, _ = finds[0](call)
+            if last == first or low == high:
+                return
+            if together:
+                rows = call.local()[first:last, low - origin : high - origin]
+            else:
+                rows = self.memory.scratch()[first:last, low:high]
+            a = call.a if last - first == call.m else call.a[first:last]
+            multiply(a, call.b if high - low == n else call.b[low:high], rows)
+            if not together:
+                for find, (begin, end) in zip(finds, cols, strict=True):
+                    find(call)[2].copy_(rows[:, begin - low : end - low])
+
+        return step
+
+    def _check_own(self, product: Product) -> None:
+        if product.store.region.source != self._plan.rank:
+            raise InvalidArgument("a rank stores its own product", f"'{product.store}'")
 
     def _span(self, product: Product) -> Callable[[CallState], Place]:
         """What finds the rows of a product: of one region, or of the first to the last."""
@@ -285,8 +319,7 @@ class HostProgram:
         ranks = range(self._plan.world)
 
         def step(call: CallState) -> None:
-            # At the first block already: a rank whose M has outgrown the window is found out here,
-            # and its block, which never comes, would be awaited in vain.
+            # Sized before the next block is awaited: a rank whose M is too large sends none.
             result = call.result()
             call.blocks[source] = find(call)[2]
             if last:

@@ -7,6 +7,7 @@ collective, here it goes away with the operation.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -115,12 +116,16 @@ class Gloo:
 
 
 def _ended(work: Any, on_stall: Callable[[], None], name: str) -> bool:
+    # "not within the slice" and "the peer has gone" are both RuntimeErrors, and a collective may
+    # end between the first and a look at whether it has: how it ended is told by waiting again.
+    with contextlib.suppress(RuntimeError):
+        work.wait(_SLICE)
+        return True
+    if not work.is_completed():
+        return False
     try:
         work.wait(_SLICE)
     except RuntimeError as error:
-        # "not within the slice" and "the peer has gone" are both RuntimeErrors.
-        if not work.is_completed():
-            return False
         _look_for_reason(on_stall)
         raise PeerLost(
             f"every rank must complete the library's {name}", str(error).splitlines()[0]

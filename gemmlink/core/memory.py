@@ -15,7 +15,7 @@ from gemmlink.core import wire
 from gemmlink.errors import InvalidArgument
 from gemmlink.spec.contracts import Window
 from gemmlink.spec.operations import Operation
-from gemmlink.spec.places import Places
+from gemmlink.spec.places import Places, sums_into
 from gemmlink.spec.problem import Problem
 from gemmlink.spec.schedule import (
     LOCAL,
@@ -70,7 +70,7 @@ class Memory:
         self.layout = layout
         self.phases = operation.phases
         self.places = places_of(operation, plan, problem)
-        #: Phase and area that sums are left in, or None; see ``sums_into``.
+        #: Phase and area that sums are left in, or None; see ``spec.places.sums_into``.
         self.sums_into = sums_into(operation, plan)
         #: Columns of the product that the private buffer has room for.
         self.local_cols = _local_cols(operation, schedule)
@@ -183,7 +183,7 @@ def area_rows(places: Places, area: Area, problem: Problem) -> tuple[int, int, t
 
 
 def areas_used(
-    operation: Operation, schedules: list[Schedule], problem: Problem
+    operation: Operation, schedules: Sequence[Schedule], problem: Problem
 ) -> tuple[AreaBytes, ...]:
     """The areas that these schedules, one of each rank, use."""
     plan = schedules[0].plan
@@ -194,17 +194,6 @@ def areas_used(
         height, row_bytes, _ = area_rows(places[phase], area, problem)
         areas.append(AreaBytes(phase, area, height * row_bytes))
     return tuple(areas)
-
-
-def sums_into(operation: Operation, plan: Plan) -> tuple[int, Area] | None:
-    """The phase and area of the own window that sums are left in; None for another place.
-
-    Where the next phase sends them as they are, its own slot; else the result, or for a wire dtype
-    the scratch rows.
-    """
-    if len(operation.phases) == 1:
-        return (0, "sum") if plan.view else None
-    return None if operation.phases[1].wire is not None else (1, "inbox")
 
 
 def _touched(operation: Operation, schedule: Schedule) -> Iterator[tuple[int, Area]]:

@@ -2,6 +2,8 @@
 
 Neighbouring regions that are computed one after the other, with nothing in between and into
 neighbouring rows of one place, can be one product: the fewer, the less is packed and widened twice.
+Neighbouring columns of the same rows can be one, too, wherever they go: a copy of the result costs
+less than a pass over A.
 """
 
 from __future__ import annotations
@@ -34,9 +36,21 @@ class Product:
         return self.last or self.store.region
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Products of the same rows and of neighbouring columns, in their order."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def placed(self) -> Placed:
+        """Where the last of them stands in the schedule."""
+        return self.products[-1].placed
+
+
 def group(
     placed: Sequence[Placed], chunks: int, phases: Sequence[Phase] | None
-) -> list[Placed | Product]:
+) -> list[Placed | Product | Columns]:
     """The schedule with its products found; with ``phases``, neighbouring ones are merged.
 
     Raises ``InvalidArgument`` for a ``Compute`` or ``Encode`` that no store follows.
@@ -53,7 +67,7 @@ def group(
             found.append(item)
     if making:
         raise _unstored(making)
-    return found if phases is None else _merged(found, chunks, phases)
+    return list(found) if phases is None else _side_by_side(_merged(found, chunks, phases), phases)
 
 
 def _product(making: Sequence[Placed], item: Placed) -> Product:
@@ -88,6 +102,37 @@ def _merged(
     return merged
 
 
+def _side_by_side(
+    found: Sequence[Placed | Product], phases: Sequence[Phase]
+) -> list[Placed | Product | Columns]:
+    joined: list[Placed | Product | Columns] = []
+    for index, item in enumerate(found):
+        if isinstance(item, Product) and joined and not _is_copied(found, index):
+            last = joined[-1]
+            before = last.products if isinstance(last, Columns) else (last,)
+            if isinstance(before[-1], Product) and _is_beside(before[-1], item, phases):
+                joined[-1] = Columns((*before, item))
+                continue
+        joined.append(item)
+    return joined
+
+
+def _is_beside(one: Product, two: Product, phases: Sequence[Phase]) -> bool:
+    """Whether ``two`` has the rows of ``one`` and the columns behind it."""
+    a, b = one.store.region, two.store.region
+    if not _is_plain(one, two) or (a.source, a.phase) != (b.source, b.phase):
+        return False
+    if (a.chunk, one.end.chunk) != (b.chunk, two.end.chunk) or one.placed.actor != two.placed.actor:
+        return False
+    routes = phases[a.phase].routes
+    left, right = routes[a.part], routes[b.part]
+    return (left.band, right.band) == (None, None) and left.cols[1] == right.cols[0]
+
+
+def _is_plain(one: Product, two: Product) -> bool:
+    return one.computed and two.computed and not one.encoded and not two.encoded
+
+
 def _is_copied(found: Sequence[Placed | Product], index: int) -> bool:
     """Whether a store behind this product puts its rows, and those only, somewhere else, too."""
     follower = found[index + 1] if index + 1 < len(found) else None
@@ -97,8 +142,11 @@ def _is_copied(found: Sequence[Placed | Product], index: int) -> bool:
 def _continues(one: Product, two: Product, chunks: int, phases: Sequence[Phase]) -> bool:
     """Whether ``two``'s rows begin where ``one``'s end, in the product and in one place."""
     a, b = one.store, two.store
-    plain = one.computed and two.computed and not one.encoded and not two.encoded
-    if not plain or (a.to, a.area, one.placed.actor) != (b.to, b.area, two.placed.actor):
+    if not _is_plain(one, two) or (a.to, a.area, one.placed.actor) != (
+        b.to,
+        b.area,
+        two.placed.actor,
+    ):
         return False
     end, begin = one.end, b.region
     if (end.source, end.phase) != (begin.source, begin.phase):

@@ -6,6 +6,7 @@ and every call, gives the same bits for the same terms.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -13,31 +14,46 @@ import torch
 #: Elements that are summed at a time where a wider copy is needed: they stay in a core's cache.
 _BLOCK = 1 << 16
 
+#: The wider sums of each thread, kept: fresh memory costs more than the sum.
+_kept = threading.local()
+
 
 def ordered_sum(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """``out[:] = terms[0] + terms[1] + ...``, in this order, in float32, rounded once.
 
-    All are ``(rows, n)`` and of one dtype. ``out`` may overlap no term.
+    All are ``(rows, n)``, the terms of one dtype. ``out`` may overlap no term.
     """
-    if out.dtype == torch.float32:
-        _sum_in_place(terms, out)
-        return
-    # A device has no such cache, and each step would be launches.
-    step = max(1, _BLOCK // max(1, out.shape[1])) if out.device.type == "cpu" else max(1, len(out))
-    for first in range(0, len(out), step):
-        block = [term[first : first + step] for term in terms]
-        wide = torch.empty(block[0].shape, dtype=torch.float32, device=out.device)
-        _sum_in_place(block, wide)
-        out[first : first + step].copy_(wide)
-
-
-def _sum_in_place(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    dtype = terms[0].dtype
     if len(terms) == 1:
         out.copy_(terms[0])
-        return
-    if out.dtype == terms[0].dtype:
+    elif dtype == out.dtype and (len(terms) == 2 or dtype == torch.float32):
+        # The sum of two numbers is rounded once, whatever their dtype.
         torch.add(terms[0], terms[1], out=out)
-    else:  # torch would round the sum of two narrow numbers first
-        out.copy_(terms[0]).add_(terms[1])
-    for term in terms[2:]:
-        out.add_(term)
+        for term in terms[2:]:
+            out.add_(term)
+    else:
+        _sum_by_blocks(terms, out)
+
+
+def _sum_by_blocks(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    rows, n = out.shape
+    # A device has no such cache, and each step would be launches.
+    step = max(1, min(rows, _BLOCK // max(1, n)) if out.device.type == "cpu" else rows)
+    total = _scratch(step * n, out.device)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        sums = total[: count * n].view(count, n)
+        sums.copy_(terms[0][first : first + count])
+        for term in terms[1:]:
+            sums.add_(term[first : first + count])
+        out[first : first + count].copy_(sums)
+
+
+def _scratch(elements: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":  # a graph that is captured has memory of its own
+        return torch.empty(elements, device=device)
+    sums: torch.Tensor | None = getattr(_kept, "sums", None)
+    if sums is None or len(sums) < elements:
+        with torch.inference_mode(False):
+            sums = _kept.sums = torch.empty(elements)
+    return sums

@@ -54,5 +54,6 @@ def decode(encoded: torch.Tensor, values: torch.Tensor) -> None:
     """What ``encode`` made of them, into ``values`` ``(rows, n)`` of any float dtype."""
     n = values.shape[1]
     elements = encoded[:, :n].contiguous().view(WIRE_DTYPES[0]).float()
-    scales = encoded[:, n : n + _SCALE].contiguous().view(torch.float32)
+    # Copied in any case: a single row counts as contiguous, and begins at any byte.
+    scales = encoded[:, n : n + _SCALE].clone().view(torch.float32)
     values.copy_(elements.mul_(scales))

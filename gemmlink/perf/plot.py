@@ -13,7 +13,9 @@ from gemmlink.perf.rows import Row
 def save(rows: Sequence[Row], path: str) -> None:
     """Write a PNG. Raises ``Unavailable`` without matplotlib."""
     pyplot = library()
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row.m, row.n, row.k))]
+    groups = [
+        list(group) for _, group in groupby(rows, key=lambda row: (row.op, row.m, row.n, row.k))
+    ]
     figure, axes = pyplot.subplots(1, len(groups), squeeze=False, figsize=(6 * len(groups), 4))
     for axis, group in zip(axes[0], groups, strict=True):
         _bars(axis, [row for row in group if row.us is not None])
@@ -44,7 +46,7 @@ def _bars(axis: Any, rows: list[Row]) -> None:
     axis.set_xlabel("us a call")
     if rows:
         first = rows[0]
-        axis.set_title(f"{first.m} x {first.n} x {first.k}, {first.world} ranks")
+        axis.set_title(f"{first.op}, {first.m} x {first.n} x {first.k}, {first.world} ranks")
         if first.bound_us is not None:
             axis.axvline(first.bound_us, linestyle="--", color="black", label="bound")
             axis.legend()

@@ -20,7 +20,8 @@ class Row:
     ``ratio_bound`` is ``us / bound_us``; ``spread`` is the distance between the
     quartiles of the rounds, as a share of ``us`` (None for one round). ``backend`` of
     ``unfused`` and ``gemm-only`` is the spelling that was fastest. ``reason`` says why not ``ok``.
-    ``result``: whether the mode hands out a copy or a view of the window.
+    ``result``: whether the mode hands out a copy or a view of the window. ``extent``: that of an
+    all-to-all (None: all columns). ``note``: what must be said although the row is right.
     """
 
     op: str
@@ -51,6 +52,8 @@ class Row:
     spread: float | None = None
     reason: str | None = None
     result: str = "copy"
+    extent: int | None = None
+    note: str | None = None
 
     @property
     def skipped(self) -> bool:
@@ -75,10 +78,11 @@ class _Merged:
     rel_l2: float | None
     exact: bool
     ok: bool
+    note: str | None
 
 
 def combine(plan: Plan, world: int, values: Sequence[list[list[Measured]]]) -> list[Row]:
-    """Rows of all shapes. ``values[r]`` is what ``bench.measure`` returned on rank r."""
+    """Rows of all shapes. ``values[r]`` is what ``bench.measure`` has for this plan on rank r."""
     found: list[Row] = []
     for index, shape in enumerate(plan.shapes):
         merged = [_merge(each) for each in zip(*(value[index] for value in values), strict=True)]
@@ -99,6 +103,7 @@ def _merge(ranks: Sequence[Measured]) -> _Merged:
         rel_l2=max(errors) if finite else None,
         exact=all(rank.exact for rank in ranks),
         ok=all(rank.reason is None for rank in ranks),
+        note=next((rank.note for rank in ranks if rank.note), None),
     )
 
 
@@ -137,6 +142,7 @@ def _rows(
         "k": k,
         "dtype": dtype_name(plan.dtype),
         "out_dtype": dtype_name(plan.out_dtype),
+        "extent": plan.extent,
     }
     return [_row(each, named, common) for each in shown]
 
@@ -166,6 +172,7 @@ def _row(each: _Merged, named: dict[str, Any], common: _Common) -> Row:
         ratio_bound=_ratio(each.us, common.bound_us),
         spread=each.spread,
         reason=each.measured.reason,
+        note=each.note,
     )
 
 

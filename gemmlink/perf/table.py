@@ -27,13 +27,14 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def _problem(row: Row) -> tuple[object, ...]:
-    return (row.op, row.world, row.m, row.n, row.k, row.dtype, row.out_dtype)
+    return (row.op, row.world, row.m, row.n, row.k, row.extent, row.dtype, row.out_dtype)
 
 
 def _block(rows: list[Row]) -> str:
     first = rows[0]
     title = (
         f"{first.op}, {first.world} ranks, {first.m} rows a rank, N = {first.n}, K = {first.k}, "
+        f"{'' if first.extent is None else f'extent {first.extent}, '}"
         f"{first.dtype} -> {first.out_dtype}"
     )
     lines = [title, *_aligned([_HEAD, *(_cells(row) for row in rows)])]
@@ -61,7 +62,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def verdict(row: Row) -> str:
     """One word, and the reason if the row is not right."""
     if row.ok:
-        return "exact" if row.complete else "exact, incomplete"
+        words = ["exact", *(() if row.complete else ("incomplete",)), *filter(None, (row.note,))]
+        return ", ".join(words)
     return row.reason or "" if row.skipped else f"WRONG: {row.reason}"
 
 

@@ -6,6 +6,7 @@
 | ``problem`` | shapes and dtypes of one product, and how rows split into chunks |
 | ``operations`` | an operation as phases with routes |
 | ``schedule`` | actions, programs and schedules: the data an epilogue returns |
+| ``lowered``, ``lower`` | the same told by what blocks and queues do; how to get there |
 | ``places`` | which rows of a product and of an area of a window a region is |
 | ``window`` | where words and areas lie inside a symmetric window |
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from gemmlink.spec.operations import Operation, Phase, band_rows
 from gemmlink.spec.problem import chunk_rows
-from gemmlink.spec.schedule import Area, Region
+from gemmlink.spec.schedule import Area, Plan, Region
 
 
 @dataclass(frozen=True)
@@ -110,3 +110,14 @@ def result_shape(
         first, last = band_rows(rows[rank], world, rank)
         return last - first, width
     return (rows[rank] if phase.source == "sum" else sum(rows)), width
+
+
+def sums_into(operation: Operation, plan: Plan) -> tuple[int, Area] | None:
+    """The phase and area of the own window that sums are left in; None for another place.
+
+    Where the next phase sends them as they are, its own slot; else the result, or for a wire dtype
+    the scratch rows.
+    """
+    if len(operation.phases) == 1:
+        return (0, "sum") if plan.view else None
+    return None if operation.phases[1].wire is not None else (1, "inbox")

@@ -332,6 +332,10 @@ def chain(schedules: Sequence[Schedule]) -> Schedule:
 
     Actors of later phases get the number of their phase as a suffix. A lane is the same queue in
     all phases.
+
+    What a phase leaves behind is for peers and copy engines, too: it may be sent as it lies, and in
+    a later call, when M is another, a peer may store where it lies now. Hence the scope of the
+    joins between phases.
     """
     programs = list(schedules[0].programs)
     for number, schedule in enumerate(schedules[1:], start=1):
@@ -339,7 +343,7 @@ def chain(schedules: Sequence[Schedule]) -> Schedule:
         for program in schedule.programs:
             actions = [_joined_in(number, action) for action in program.actions]
             if program.lane is None:
-                actions.insert(0, Join(before))
+                actions.insert(0, Join(before, scope="system"))
             programs.append(
                 replace(program, actor=f"{program.actor}/{number}", actions=tuple(actions))
             )

@@ -19,9 +19,11 @@ from gemmlink.errors import Unavailable
 from gemmlink.spawn import RankFailed
 from gemmlink.spec.contracts import Capabilities
 from gemmlink.transport.shm import SharedMemory
+from tests.contracts.forked import run_ranks_forked
 
 HERE = "tests.contracts.test_certify"
 CHOOSY = "tests.contracts.broken_backends:Choosy"
+GATHERER = "tests.contracts.broken_phases:Gatherer"
 #: What ``Choosy`` does: it refuses float16.
 REFUSED = "backend/it_supports_every_pair_of_dtypes"
 KEPT = "backend/inputs_are_left_alone"
@@ -94,7 +96,8 @@ def test_what_is_right_exits_0_and_has_a_header(capsys: pytest.CaptureFixture[st
     assert "bfloat16-float32" in lines[backend + 1]
     assert "passed   backend/strides_are_arbitrary" in lines
     assert "passed   cell/all_gather/fused-push/bfloat16-float32/world1" in lines
-    cells = 7 * 5  # modes, pairs of dtypes
+    assert "passed   cell/all_reduce/split-lanes/float16-float16/world1" in lines
+    cells = 7 * 4 * 5  # modes, operations, pairs of dtypes
     clauses = len(catalog.clause_ids(catalog.CONTRACTS["backend"][0]))
     assert lines[-1] == f"{clauses + cells} passed, 0 failed, 0 gap, 0 skipped"
 
@@ -200,6 +203,7 @@ def test_what_is_missing_is_skipped_with_the_reason(capsys: pytest.CaptureFixtur
         (["--transport", f"{HERE}:Plain", "--epilogue", "lanes"], 3, "needs lanes"),
         (["--epilogue", "fused-collective"], 3, "must have the form"),
         (["--epilogue", "push,pull"], 2, "one epilogue is certified at a time"),
+        (["--epilogue", "fused-lanes+pull"], 2, "a part is certified alone"),
         (["--gaps", "mine.gaps"], 2, "--gaps is for certifying a part"),
         (["--backend", "eager", "--quick", "--gaps", "mine.gaps"], 2, "--gaps is for"),
         (["--backend", "eager", "--matrix", "page.md"], 2, "--matrix is about all"),
@@ -212,6 +216,34 @@ def test_what_cannot_be_certified_is_said_at_once(
 ) -> None:
     assert main(["conformance", *argv]) == code
     assert text in capsys.readouterr().err
+
+
+def test_an_epilogue_has_cells_for_what_it_serves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others are neither failed nor skipped, and no gap can be declared for them."""
+    monkeypatch.setitem(catalog.CONTRACTS, "epilogue", ())
+    argv = ("--epilogue", f"fused-{GATHERER}")
+    code, found = _certify(capsys, *argv)
+    assert code == 0
+    assert {row["id"].split("/")[1] for row in found["rows"]} == {"all_gather"}
+    assert found["parts"][1]["capabilities"]["phases"] == "gather"
+    path = tmp_path / "gatherer.gaps"
+    path.write_text("cell/all_reduce/fused-gatherer/float16-float32/world1: not yet")
+    assert main(["conformance", *argv, "--gaps", str(path)]) == 2
+    assert "did you mean cell/all_" in capsys.readouterr().err
+
+
+def test_the_self_test_takes_pairs_for_what_has_two_phases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = _certify(capsys, "--world", "1", "--epilogue", "fused-push+pull,split-push")
+    assert code == 0
+    served = {(row["mode"], row["operation"]) for row in found["rows"]}
+    others = {("split-push", name) for name in catalog.OPERATIONS}
+    assert served == {("fused-push+pull", "all_reduce"), *others}
+    assert main(["conformance", "--world", "1", "--epilogue", "push+pull+lanes"]) == 2
+    assert "a mode must serve an operation" in capsys.readouterr().err
 
 
 def test_a_launcher_is_refused(
@@ -237,14 +269,17 @@ def test_ranks_report_which_clause_failed(
     """On real ranks, and only the contracts of the part that was named."""
     monkeypatch.setitem(catalog.CONTRACTS, "transport", (WordsContract,))
     monkeypatch.setattr(certify, "cells", lambda job, on_ranks: [])
+    monkeypatch.setattr("gemmlink.conformance.clauses.run_ranks", run_ranks_forked)
     name = "tests.contracts.broken_transports:NarrowWords"
     code, found = _certify(capsys, "--transport", name)
     assert code == 1
     rows = _by_id(found)
     wrong = [name for name, row in rows.items() if row["state"] == "failed"]
-    assert wrong == ["transport/words/a_word_is_a_signed_64_bit_number"]
+    # What is bound holds 64 bits and so differs from what is not.
+    also = "transport/words/bound_words_do_what_the_methods_do"
+    assert set(wrong) == {"transport/words/a_word_is_a_signed_64_bit_number", also}
     assert len(rows) == len(catalog.clause_ids(WordsContract))
-    assert "rank 0: read gave" in rows[wrong[0]]["reason"]
+    assert "rank 0: read gave" in rows["transport/words/a_word_is_a_signed_64_bit_number"]["reason"]
 
 
 def test_a_failure_tells_its_clause_once() -> None:

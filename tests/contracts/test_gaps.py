@@ -83,7 +83,9 @@ def test_an_id_of_a_clause_or_cell_is_known() -> None:
     assert catalog.is_known("transport/words/a_wait_is_bounded")
     cell = "cell/all_gather/fused-mine/bfloat16-float32/world2"
     assert catalog.is_known(cell)
-    assert not catalog.is_known(cell, ["fused-push"])
+    assert catalog.is_known(cell, {"fused-mine": ("all_gather",)})
+    assert not catalog.is_known(cell, {"fused-push": ("all_gather",)})
+    assert not catalog.is_known(cell, {"fused-mine": ("all_to_all",)})
 
 
 def test_a_class_with_an_unknown_gap_cannot_be_made(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from gemmlink import conformance
 from gemmlink.conformance import (
@@ -21,6 +23,10 @@ from gemmlink.conformance import (
     run_together,
 )
 from gemmlink.conformance.clauses import Desk, clause, require
+from gemmlink.conformance.problems import Case
+from gemmlink.conformance.trials import Part, called, operation_for
+from gemmlink.groups import SELF
+from tests.contracts.forked import Forked
 
 _HERE = "tests.contracts"
 #: What each broken transport fails: contract, name, clauses.
@@ -65,7 +71,7 @@ TRANSPORTS: list[tuple[type[RankContract], str, set[str]]] = [
 
 @cache
 def _transport_failures() -> dict[str, dict[str, str]]:
-    """All of them on one set of ranks."""
+    """All of them, on two sets of ranks: while a clause hangs on one, the other goes on."""
     made: dict[str, Any] = {}
     for contract, name, _ in TRANSPORTS:
         values = {
@@ -75,8 +81,12 @@ def _transport_failures() -> dict[str, dict[str, str]]:
             "rounds": 0 if name == "DeafWait" else 20,
             "__module__": __name__,
         }
-        made[name] = type(name, (contract,), values)
-    run_together(*made.values())
+        made[name] = type(name, (Forked, contract), values)
+    contracts = [contract for name, contract in made.items() if name != "BusyWait"]
+    with ThreadPoolExecutor(2) as threads:
+        done = threads.map(lambda few: run_together(*few), (contracts[::2], contracts[1::2]))
+    assert [*done] == [None, None]
+    run_together(made["BusyWait"])  # alone: what it wastes is what others leave it
     return {name: failures(contract) for name, contract in made.items()}
 
 
@@ -113,7 +123,7 @@ def test_a_clause_that_hangs_is_given_up() -> None:
     assert "still running after 6 s" in text
 
 
-class Haunted(RankContract):
+class Haunted(Forked):
     """Its first clause goes on in its thread when it has been given up."""
 
     world = 2
@@ -154,11 +164,46 @@ EPILOGUES = [
     ("Overtaking", {"what_is_delivered_is_there"}),
 ]
 
+_LOST = "each_part_is_computed_once_and_stored"
+_KEPT = "what_stays_is_stored_once"
+_SUMS = "sums_are_of_every_source_in_order"
+_ASTRAY = "parts_go_where_their_routes_lead"
+_THERE = "what_is_delivered_is_there"
+#: Those that are wrong for phases, in the operation in which it shows.
+PHASES = [
+    ("WrongPart", "all_to_all", {_ASTRAY}),
+    ("WrongPart", "reduce_scatter", {_ASTRAY}),
+    ("WrongBox", "all_to_all", {_ASTRAY}),
+    ("WrongLoad", "all_to_all", {"a_store_puts_what_was_made_or_loaded"}),
+    ("SkipsASource", "reduce_scatter", {_SUMS}),
+    ("SumsTwice", "all_reduce", {_SUMS}),
+    ("SumsElsewhere", "reduce_scatter", {_THERE}),
+    ("EarlySum", "reduce_scatter", {_THERE}),
+    ("EarlySum", "all_reduce", {_THERE}),
+    ("NoTail", "all_to_all", {_LOST, _KEPT}),
+    ("TailAtHome", "all_to_all", {_KEPT}),
+    ("KeepsNothing", "all_to_all", {_KEPT}),
+    ("Raw", "all_gather", {"what_travels_in_another_dtype_is_encoded"}),
+    ("Raw", "all_reduce", {"what_travels_in_another_dtype_is_encoded"}),
+    ("FreesAfterTheFirst", "all_reduce", {"a_copied_result_sets_free_at_the_end"}),
+    ("ReadsAfterTheLast", "all_reduce", {"send_complete_means_that_nobody_reads_the_own_slot"}),
+    ("OldWords", "all_reduce", {"words_are_set_by_their_source"}),
+    ("OneChunkWord", "all_to_all", {"words_are_set_by_their_source"}),
+    ("EarlyLane", "all_reduce", {_THERE}),
+    ("WrongCall", "all_to_all", {"every_region_is_delivered_once"}),
+    ("HastyCall", "reduce_scatter", {_THERE}),
+    ("LosesASum", "reduce_scatter", {_LOST, _KEPT, _THERE}),
+    ("Boundless", "all_gather", {"it_states_the_kinds_of_phase_it_serves"}),
+    ("Reluctant", "all_to_all", {"schedules_are_for_the_plan_given"}),
+]
+
 
 @cache
-def _epilogue_failures(name: str) -> dict[str, str]:
+def _epilogue_failures(name: str, operation: str = "") -> dict[str, str]:
     """Those of the clauses about schedules, which need no ranks."""
-    values = {"epilogue": f"{_HERE}.broken_epilogues:{name}"}
+    module = "broken_phases" if operation else "broken_epilogues"
+    asked = (operation or "all_gather",)
+    values = {"epilogue": f"{_HERE}.{module}:{name}", "operations": asked}
     contract = type(name, (EpilogueContract,), values)
     return failures(contract, ranks=False)
 
@@ -169,11 +214,86 @@ def test_a_broken_epilogue_fails_the_clause_meant_for_it(name: str, clauses: set
     assert clauses <= found, _epilogue_failures(name)
 
 
+@pytest.mark.parametrize(("name", "operation", "clauses"), PHASES)
+def test_an_epilogue_that_is_wrong_for_a_phase_fails_the_clause_meant_for_it(
+    name: str, operation: str, clauses: set[str]
+) -> None:
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name, operation)}
+    assert clauses <= found, _epilogue_failures(name, operation)
+
+
+@pytest.mark.parametrize("name", ["SkipsASource", "SumsTwice", "KeepsNothing", "Raw", "WrongCall"])
+def test_an_epilogue_that_is_wrong_for_a_phase_fails_no_other_clause(name: str) -> None:
+    operation, clauses = next((o, clauses) for other, o, clauses in PHASES if other == name)
+    found = {clause.removeprefix("test_") for clause in _epilogue_failures(name, operation)}
+    assert found == clauses, _epilogue_failures(name, operation)
+
+
+@pytest.mark.parametrize("name", ["Gatherer", "Scatterer"])
+def test_an_epilogue_may_serve_one_kind_of_phase(name: str) -> None:
+    """And is judged beside a built-in one where an operation has phases of both kinds."""
+    contract: Any = type(name, (EpilogueContract,), {"epilogue": f"{_HERE}.broken_phases:{name}"})
+    assert failures(contract, ranks=False) == {}
+    asked = {str(each.asked.variant) for each in contract()._all()}
+    assert "all_reduce" in asked
+    assert ("all_gather" in asked) == (name == "Gatherer")
+
+
 @pytest.mark.parametrize("name", ["LateGate", "DeliversTwice", "Polite", "Boastful", "Forgetful"])
 def test_a_broken_epilogue_fails_no_other_clause(name: str) -> None:
     clauses = next(clauses for other, clauses in EPILOGUES if other == name)
     found = {clause.removeprefix("test_") for clause in _epilogue_failures(name)}
     assert found == clauses, _epilogue_failures(name)
+
+
+def test_composing_what_an_epilogue_does_not_serve_fails_a_clause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gemmlink.conformance.epilogues.compose", lambda *arguments: None)
+    values = {"epilogue": f"{_HERE}.broken_phases:Gatherer", "operations": ("all_gather",)}
+    found = failures(type("Gatherer", (EpilogueContract,), values), ranks=False)
+    assert set(found) == {"test_it_states_the_kinds_of_phase_it_serves"}
+    assert "all_to_all, extent 6 is refused with 'nothing'" in str(found)
+
+
+def test_parts_of_a_result_tell_how_they_differ() -> None:
+    right = torch.ones(2, 3)
+    assert Part("local", right, right.double()).wrong() is None
+    assert Part("local", right[:1], right.double()).wrong() == "local has shape (1, 3), not (2, 3)"
+    wrong = right.clone()
+    wrong[1, 2] = torch.nan
+    text = "1 of 6 elements differ in local, first at (1, 2): nan instead of 1.0"
+    assert Part("local", wrong, right.double()).wrong() == text
+
+
+@pytest.mark.parametrize(
+    ("operation", "options"),
+    [
+        ("all_gather", {}),
+        ("all_gather", {"wire_dtype": torch.float8_e4m3fn}),
+        ("all_to_all", {"keep_product": True}),
+        ("reduce_scatter", {}),
+        ("all_reduce", {"wire_dtype": torch.float8_e4m3fn}),
+    ],
+)
+def test_a_trial_notices_an_operation_that_is_wrong(
+    operation: str, options: dict[str, Any]
+) -> None:
+    """And passes one that is right: every part of what it gives is compared."""
+    case = Case(
+        (7,), 6, 33, torch.float32, torch.float32, operation=operation,
+        extent=4 if operation == "all_to_all" else None,
+    )  # fmt: skip
+    wire = options.get("wire_dtype")
+    with operation_for(case, 7, group=SELF, **options) as made:
+        assert [part.wrong() for part in called(made, case, wire_dtype=wire) if part.wrong()] == []
+        found = called(made, case, wire_dtype=wire)
+    assert [part.name for part in found] == (
+        ["received", "local", "product"] if operation == "all_to_all" else ["the result"]
+    )
+    for part in found:
+        part.got[3, 1] += 1
+        assert f"elements differ in {part.name}" in str(part.wrong())
 
 
 def test_an_epilogue_that_leaves_rows_out_is_not_exact() -> None:
@@ -182,7 +302,7 @@ def test_an_epilogue_that_leaves_rows_out_is_not_exact() -> None:
         "world": 2,
         "__module__": __name__,
     }
-    contract = type("Less", (EpilogueContract,), values)
+    contract: Any = type("Less", (Forked, EpilogueContract), values)
     found = failures(contract)
     assert "elements differ" in found["test_it_is_exact_alone"]
     assert "elements differ" in found["test_it_is_exact_on_all_ranks"]
@@ -201,10 +321,15 @@ BACKENDS = [
 ]
 
 
+@cache
+def _backend_failures(name: str) -> dict[str, str]:
+    values = {"backend": f"{_HERE}.broken_backends:{name}"}
+    return failures(type(name, (BackendContract,), values))
+
+
 @pytest.mark.parametrize(("name", "clause"), BACKENDS)
 def test_a_broken_backend_fails_the_clause_meant_for_it(name: str, clause: str) -> None:
-    values = {"backend": f"{_HERE}.broken_backends:{name}"}
-    found = failures(type(name, (BackendContract,), values))
+    found = _backend_failures(name)
     assert f"test_{clause}" in found, found
 
 

@@ -10,6 +10,7 @@ import pytest
 from gemmlink.cli import main
 from gemmlink.conformance import catalog, certify, matrix
 from gemmlink.conformance.certify import Job, OnRanks, Row
+from gemmlink.epilogues.push import Push
 
 PAGE = Path(__file__).parents[2] / "docs" / "support-matrix.md"
 
@@ -34,7 +35,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
         return [_ran(found, job) for job in jobs]
 
     def cells(job: Job, on_ranks: OnRanks) -> list[Row]:
-        names = catalog.cell_ids(mode.name for mode in job.modes)
+        names = catalog.cell_ids({mode.name: mode.operations for mode in job.modes})
         return [found.get(name, Row(name, "passed")) for name in names]
 
     monkeypatch.setattr(certify, "all_clauses", all_clauses)
@@ -42,8 +43,10 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
     return found
 
 
-def _line(page: str, name: str) -> list[str]:
-    line = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+def _line(page: str, name: str, section: str = "") -> list[str]:
+    """The first line of that name, or the first behind the title of a section."""
+    lines = page[page.index(f"## {section}") :].splitlines()
+    line = next(line for line in lines if line.startswith(f"| `{name}`"))
     return [entry.strip() for entry in line.strip("|").split("|")]
 
 
@@ -71,11 +74,19 @@ def test_an_entry_tells_the_worst_behind_it(outcomes: dict[str, Row]) -> None:
     lost = "transport/words/a_wait_is_bounded"
     outcomes[lost] = Row(lost, "failed", "endless")
     page = matrix.build(lambda *arguments: None).page()
-    column = 4  # mode, contract, two pairs before it
-    entries = {mode: _line(page, mode)[column] for mode in ("fused-push", "split-push")}
-    assert entries == {"fused-push": "FAILS", "split-push": "gap"}
-    assert _line(page, "fused-pull")[column] == "needs a GPU"
-    assert _line(page, "fused-lanes")[column] == "ok"
+    column = 3  # mode, two pairs before it
+    found = {
+        mode: _line(page, mode, "Operation all_gather")[column]
+        for mode in ("fused-push", "split-push", "fused-pull", "fused-lanes")
+    }
+    assert found == {
+        "fused-push": "FAILS",
+        "split-push": "gap",
+        "fused-pull": "needs a GPU",
+        "fused-lanes": "ok",
+    }
+    assert _line(page, "fused-push", "Operation all_to_all")[column] == "ok"
+    assert _line(page, "eager")[column + 1] == "needs a GPU"
     assert _line(page, "shm") == ["`shm`", "cpu", "ok", "ok", "FAILS", "ok", "ok"]
     assert page.endswith(" 2 failed, 1 gap, 1 skipped.\n")
 
@@ -93,8 +104,21 @@ def test_a_failure_is_written_and_told(
 
 def test_what_is_not_offered_is_a_dash(outcomes: dict[str, Row]) -> None:
     page = matrix.build(lambda *arguments: None).page()
-    titles = next(line for line in page.splitlines() if line.startswith("| mode |"))
+    titles = next(line for line in page.splitlines() if line.startswith("| mode | contract"))
     names = [title.strip() for title in titles.strip("|").split("|")]
     told = {mode: dict(zip(names, _line(page, mode), strict=True)) for mode in ("collective",)}
     assert (told["collective"]["view"], told["collective"]["lanes"]) == ("-", "-")
     assert _line(page, "fused-lanes")[-4:] == ["ok", "ok", "ok", "ok"]
+
+
+def test_an_operation_that_a_mode_does_not_serve_is_a_dash(
+    outcomes: dict[str, Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no cells there, which is neither a failure nor a skip."""
+    monkeypatch.setattr(Push, "phases", ("gather",))
+    page = matrix.build(lambda *arguments: None).page()
+    assert set(_line(page, "fused-push", "Operation all_gather")[1:]) == {"ok"}
+    for operation in ("all_to_all", "reduce_scatter", "all_reduce"):
+        assert set(_line(page, "fused-push", f"Operation {operation}")[1:]) == {"-"}
+        assert set(_line(page, "fused-pull", f"Operation {operation}")[1:]) == {"ok"}
+    assert page.endswith(" 0 failed, 0 gap, 0 skipped.\n")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gemmlink import plugins
-from gemmlink.cli import main, ranks
+from gemmlink.cli import arguments, main, ranks
 from gemmlink.errors import InvalidArgument
+from gemmlink.perf import modes, rivals
 
 KEYS = ["ok", "checked", "failed", "versions", "rows"]
 
@@ -50,7 +51,12 @@ def test_help_imports_no_torch() -> None:
         ["bench", "--shape", "1,2,3", "--chunks", "65"],
         ["bench", "--shape", "1,2,3", "4,5,6", "--result", "vew"],
         ["bench", "--shape", "1,2,3", "--dtype", "fp32", "--out-dtype", "bf16"],
+        ["bench", "--shape", "1,2,3", "--op", "all_gathr"],
+        ["bench", "--shape", "1,2,3", "--extent", "2"],
+        ["bench", "--shape", "1,2,3", "--op", "all_to_all", "--extent", "1"],
+        ["bench", "--shape", "1,2,3", "--op", "all_to_all", "--extent", "4"],
         ["explain", "--shape", "1,2,3", "--rank", "2"],
+        ["explain", "--shape", "1,2,3", "--op", "all_reduce", "--extent", "2"],
         ["conformance", "--transport", "smh"],
     ],
 )
@@ -84,6 +90,23 @@ def test_explain_prints_the_schedule_of_a_rank(capsys: pytest.CaptureFixture[str
     assert "set arrive[1,chunk 1] = n at rank 0" in text
     code, found = run_json(capsys, *argv, "collective")
     assert (code, found["rows"][0]["rank"]) == (0, 1)
+
+
+def test_explain_knows_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in arguments.OPERATIONS:
+        assert main(["explain", "--shape", "8,4,2", "--op", name]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}: M <= 8, N = 4, K = 2")
+    argv = ["explain", "--shape", "8,4,2", "--op"]
+    assert main([*argv, "all_reduce", "--epilogue", "lanes+pull"]) == 0
+    assert "mode: split-lanes+pull over shm" in capsys.readouterr().out
+    assert main([*argv, "all_to_all", "--extent", "2"]) == 0
+    assert "store" in capsys.readouterr().out
+
+
+def test_the_commands_and_the_bench_know_the_same_operations() -> None:
+    assert arguments.OPERATIONS == modes.OPERATIONS == tuple(rivals.WAYS)
+    assert arguments.operations("all") == arguments.OPERATIONS
+    assert arguments.operations("all_reduce,all_gather") == ("all_reduce", "all_gather")
 
 
 def test_doctor_names_an_unknown_variable(

@@ -10,8 +10,8 @@ import torch
 
 from gemmlink.cli import bench, demo, output
 from gemmlink.perf import table
-from gemmlink.perf.bench import Measured, Plan
-from gemmlink.perf.contestants import Label
+from gemmlink.perf.bench import Measured, Plan, Wrong, judged
+from gemmlink.perf.field import Label
 from gemmlink.perf.rows import FIELDS, Row, combine, fastest_mode
 
 PROMISED = (
@@ -19,7 +19,7 @@ PROMISED = (
     "backend", "mode", "chunks", "complete", "us", "unfused_us", "gemm_us", "comm_us", "bound_us",
     "best_split_us", "rel_l2", "exact", "ok",
 )  # fmt: skip
-ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason", "result")
+ADDED = ("ratio_unfused", "ratio_bound", "spread", "reason", "result", "extent", "note")
 
 PLAN = Plan(((8, 16, 32),), torch.bfloat16, torch.float32)
 
@@ -104,6 +104,38 @@ def test_what_could_not_be_measured_is_skipped_and_not_wrong() -> None:
     run[6].reason = "wrong result: 3 of 4"
     outcome = bench.outcome(named, rows_of(run))
     assert (outcome.code, outcome.failed) == (output.WRONG, 1)
+
+
+def test_a_reduction_that_rounds_in_between_stays_a_rival_and_says_so() -> None:
+    assert judged(1e-3, 1e-3, 1) is None
+    note = judged(2e-3, 1e-3, 4)
+    assert note is not None
+    assert "2.00e-03 is above 1.00e-03" in note
+    run = a_run()
+    run[1].note = note
+    row = rows_of(a_run(), run)[0]
+    assert (row.ok, row.us, row.note) == (True, 400.0, note)
+    assert table.render([row]).splitlines()[2].endswith(f"exact, {note}")
+
+
+@pytest.mark.parametrize("error", [2e-3, float("nan"), float("inf")])
+def test_an_error_above_the_limit_is_wrong_for_everybody_else(error: float) -> None:
+    with pytest.raises(Wrong, match="above"):
+        judged(error, 1e-3, 1)
+
+
+@pytest.mark.parametrize("error", [5e-3, float("nan"), float("inf")])
+def test_a_reduction_may_not_err_by_more_than_its_roundings(error: float) -> None:
+    with pytest.raises(Wrong, match="above"):
+        judged(error, 1e-3, 4)
+
+
+def test_a_block_names_the_operation_and_its_extent() -> None:
+    plan = replace(PLAN, operation="all_to_all", extent=8)
+    found = combine(plan, 1, [[a_run()]])
+    assert {(row.op, row.extent) for row in found} == {("all_to_all", 8)}
+    assert "all_to_all, 1 ranks" in table.render(found)
+    assert "K = 32, extent 8, bfloat16" in table.render(found)
 
 
 def test_an_incomplete_mode_never_wins() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gemmlink.core.device.blocks import Block, Exchange, Fan, Joined, Moves, Posted, blocks
 from gemmlink.core.flatten import flatten
-from gemmlink.core.products import Product, group
+from gemmlink.core.products import Columns, Product, group
 from gemmlink.epilogues.lanes import Lanes
 from gemmlink.epilogues.pull import Pull
 from gemmlink.epilogues.push import Push
@@ -102,6 +102,8 @@ def _flat(made: list[Block]) -> list[object]:
             actions += [item.action for item in block.actions]
         elif isinstance(block, Product):
             actions.append(block.store)
+        elif isinstance(block, Columns):
+            actions += [product.store for product in block.products]
         elif not isinstance(block, Joined):
             actions.append(block.action)
     return actions

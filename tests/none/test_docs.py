@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.fresh import Interpreters
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -32,20 +33,19 @@ def blocks() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[Interpreters]:
+    """One server for all blocks."""
+    with Interpreters() as made:
+        yield made
+
+
 @pytest.mark.parametrize(("name", "text"), blocks(), ids=[name for name, _ in blocks()])
-def test_block_runs(name: str, text: str, tmp_path: Path) -> None:
+def test_block_runs(name: str, text: str, tmp_path: Path, interpreters: Interpreters) -> None:
     """A reader who pastes the block into a file and runs it sees no error and no warning."""
     script = tmp_path / "block.py"
     script.write_text(text)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = interpreters.run(script, tmp_path, {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, f"{name} failed:\n{done.stderr}"
     assert done.stderr == "", f"{name} wrote to stderr"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmlink.conformance.problems import Case, limit_l2, relative_l2
+from gemmlink.conformance.problems import Case, cancellation, limit_l2, relative_l2
 from gemmlink.conformance.quick import row_patterns
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,6 +61,62 @@ def test_a_single_rounded_element_never_breaks_the_limit() -> None:
     # 1 + 2**-8 lies half-way between two bfloat16 numbers: the worst that one rounding can do.
     exact = torch.tensor([[1 + 2.0**-8]], dtype=torch.float64)
     assert relative_l2(exact.bfloat16(), exact) <= limit_l2(1, torch.bfloat16, 1)
+
+
+def summed(case: Case, rank: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A right result of ``rank``, the exact one, and the limit between them."""
+    blocks = [case.block(source) for source in range(len(case.rows))]
+    exact = case.assembled(blocks, rank)
+    terms = [
+        case.assembled([b if s == t else b * 0 for s, b in enumerate(blocks)], rank)
+        for t in range(len(blocks))
+    ]
+    total = torch.zeros(exact.shape)
+    for term in terms:
+        total += term.to(case.out_dtype).float()
+    cancel = cancellation(terms, exact)
+    limit = limit_l2(case.k, case.out_dtype, exact.numel(), len(blocks), cancel)
+    return total.to(case.out_dtype), exact, limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("world", [2, 8])
+def test_sums_of_rounded_products_are_within_their_limit_and_garbage_is_not(
+    dtype: torch.dtype, operation: str, world: int
+) -> None:
+    case = Case((64,) * world, 64, 256, dtype, dtype, "normal", 2, operation)
+    right, exact, limit = summed(case, world - 1)
+    assert relative_l2(right, exact) < 0.7 * limit
+    stale = right.clone()
+    stale[:1, :16] = 0
+    assert relative_l2(stale, exact) > limit
+
+
+def test_a_sum_of_many_products_gets_little_more_than_one_product() -> None:
+    """However many terms: the errors of independent terms grow as their sum does."""
+    one, two, many = (limit_l2(256, torch.bfloat16, 4096, terms) for terms in (1, 2, 64))
+    assert one < two < 1.5 * one
+    assert many < 1.5 * one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_of_few_elements_are_within_their_limit_even_where_they_cancel(
+    dtype: torch.dtype, seed: int
+) -> None:
+    case = Case((4,) * 4, 1, 16, dtype, dtype, "normal", seed, "reduce_scatter")
+    right, exact, limit = summed(case, 1)
+    assert exact.numel() == 1
+    assert relative_l2(right, exact) <= limit
+
+
+def test_products_that_cancel_widen_the_limit() -> None:
+    ones = torch.ones(16, 16, dtype=torch.float64)
+    assert cancellation([ones, -ones * 0.5], ones * 0.5) == pytest.approx(5**0.5)
+    assert cancellation([ones, -ones], ones * 0) == 1.0
+    wide = limit_l2(16, torch.bfloat16, 256, 2, 5**0.5)
+    assert wide > 1.5 * limit_l2(16, torch.bfloat16, 256, 2)
 
 
 def test_what_was_never_written_has_no_error_that_passes() -> None:

@@ -167,17 +167,20 @@ def test_the_digest_changes_with_every_field_of_every_action(action: Action, fie
     assert _of(action).digest() != _of(changed).digest()
 
 
+def _changed(what: Any, field: str) -> Any:
+    return replace(what, **{field: 1})
+
+
 @pytest.mark.parametrize("field", [f.name for f in fields(Region)])
 def test_the_digest_changes_with_every_field_of_a_region(field: str) -> None:
-    one, two = Region(0, 0), replace(Region(0, 0), **{field: 1})
+    one, two = Region(0, 0), _changed(Region(0, 0), field)
     assert _of(Load(one, window=0)).digest() != _of(Load(two, window=0)).digest()
 
 
 @pytest.mark.parametrize("kind", ["arrive", "chunk"])
 @pytest.mark.parametrize("field", [f.name for f in fields(Word) if f.name != "kind"])
 def test_the_digest_changes_with_every_field_of_a_word(field: str, kind: str) -> None:
-    change: dict[str, Any] = {field: 1}
-    one, two = Word(kind, 0), replace(Word(kind, 0), **change)
+    one, two = Word(kind, 0), _changed(Word(kind, 0), field)
     assert _of(Wait(one)).digest() != _of(Wait(two)).digest()
     assert _of(Wait(one)).digest() != _of(Wait(replace(one, kind="free"))).digest()
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gemmlink.cli import demo, main
+from gemmlink.cli.arguments import OPERATIONS
 from gemmlink.epilogues.push import Push
 from gemmlink.spec.operations import Phase
 from gemmlink.spec.problem import Problem
@@ -109,6 +110,48 @@ def test_bench_measures_every_shape_and_chunk_count(capsys: pytest.CaptureFixtur
     assert [(row["m"], row["chunks"]) for row in fused] == [(6, 1), (6, 3), (2, 1), (2, 3)]
 
 
+def test_bench_measures_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "bench", *_SMALL, "--op", "all", "--dtype", "bf16")
+    assert code == 0
+    rows = found["rows"]
+    assert list(dict.fromkeys(row["op"] for row in rows)) == list(OPERATIONS)
+    for name in OPERATIONS:
+        by_mode = {row["mode"]: row for row in rows if row["op"] == name}
+        assert {"unfused", "gemm-only", *MODES} == set(by_mode)
+        assert all(row["ok"] and row["exact"] and row["us"] > 0 for row in by_mode.values())
+        first = by_mode["unfused"]
+        assert first["bound_us"] == max(first["gemm_us"], first["comm_us"])
+
+
+def test_columns_that_stay_are_measured_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (*_SMALL, "--op", "all_to_all", "--extent", "4", "--result", "copy,view")
+    code, found = run_json(capsys, "bench", *argv, "--epilogue", "split-push,fused-pull")
+    assert code == 0
+    assert all(row["exact"] and row["extent"] == 4 for row in found["rows"])
+    assert {row["result"] for row in found["rows"] if row["mode"] == "fused-pull"} == {
+        "copy",
+        "view",
+    }
+
+
+def test_a_phase_may_have_an_epilogue_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (*_SMALL, "--op", "all_reduce", "--epilogue", "lanes+pull,fused-push+lanes")
+    code, found = run_json(capsys, "bench", *argv)
+    assert code == 0
+    named = [(row["mode"], row["epilogue"]) for row in found["rows"][2:]]
+    assert named == [("split-lanes+pull", "lanes+pull"), ("fused-push+lanes", "push+lanes")]
+
+
+def test_bands_of_unequal_size_have_a_rival_and_a_bound_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("bench", "--shape", "5,8,40", "--rounds", "1", "--epilogue", "pull")
+    code, found = run_json(capsys, *argv, "--op", "reduce_scatter,all_reduce")
+    assert code == 0
+    assert all(row["ok"] and row["unfused_us"] and row["bound_us"] for row in found["rows"])
+    assert found["rows"][0]["backend"] == "torch.mm, all_reduce"  # the other needs equal bands
+
+
 def test_an_epilogue_that_forgets_a_chunk_is_wrong_and_the_rest_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -159,7 +202,7 @@ def test_demo_prints_table_checks_and_verdict(
 def test_conformance_passes_for_what_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--world", "2"]) == 0
     # 5 pairs of dtypes, both forms of the call, 5 sets of M.
-    assert capsys.readouterr().out.splitlines()[-1] == f"{50 * len(MODES)} passed, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{185 * len(MODES)} passed, 0 failed"
 
 
 def test_conformance_fails_for_an_epilogue_that_forgets_a_chunk(
@@ -172,11 +215,26 @@ def test_conformance_fails_for_an_epilogue_that_forgets_a_chunk(
     assert all(not row["ok"] and row["reason"] for row in found["rows"])
 
 
-def test_a_command_spawns_its_own_ranks() -> None:
+@pytest.fixture(scope="module")
+def spawned() -> subprocess.CompletedProcess[str]:
+    """A command on ranks of its own, with a variable that is misspelt."""
     argv = [sys.executable, "-m", "gemmlink", "bench", "--shape", "2,3,4", "--rounds", "1"]
-    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=90, cwd=_ROOT)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ok"]
+    return subprocess.run(
+        [*argv, "--json"],
+        cwd=_ROOT,
+        env={**os.environ, "GEMMLINK_TRANPORT": "shm"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_command_spawns_its_own_ranks(spawned: subprocess.CompletedProcess[str]) -> None:
+    assert spawned.returncode == 0, spawned.stderr
+    found = json.loads(spawned.stdout)
+    assert found["ok"]
+    assert found["rows"][0]["world"] > 1
 
 
 def test_a_command_uses_the_ranks_of_a_launcher() -> None:
@@ -221,19 +279,10 @@ def test_loopback_is_brought_up_in_a_fresh_network_namespace() -> None:
     assert done.stderr.count("brought it up") == 1
 
 
-def test_an_unknown_variable_is_one_line_without_a_place_in_the_code() -> None:
+def test_an_unknown_variable_is_one_line_without_a_place_in_the_code(
+    spawned: subprocess.CompletedProcess[str],
+) -> None:
     """Neither the ranks of a command repeat it, nor is a line of the library anybody's mistake."""
-    asked = ("conformance", "--world", "2", "--epilogue", "fused-push")
-    command = [sys.executable, "-m", "gemmlink", *asked]
-    done = subprocess.run(
-        command,
-        cwd=_ROOT,
-        env={**os.environ, "GEMMLINK_TRANPORT": "shm"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    lines = [line for line in done.stderr.splitlines() if "TRANPORT" in line]
+    lines = [line for line in spawned.stderr.splitlines() if "TRANPORT" in line]
     text = "GEMMLINK_TRANPORT is not a setting of gemmlink; did you mean GEMMLINK_TRANSPORT?"
     assert lines == [f"gemmlink: {text}"]

@@ -42,13 +42,13 @@ from gemmlink.transport.shm import SharedMemory, ShmSession, ShmWindow
 from tests.conftest import Ranks
 from tests.refs import WINDOW_MODES, a_of, assert_equal, b_of, gathered
 
-N, K, CHUNKS = 9, 16, 4
+N, K, CHUNKS, M = 9, 16, 4, 8
 EPILOGUES: Mapping[str, Epilogue] = {"push": Push(), "pull": Pull(), "lanes": Lanes()}
 NAN = float("nan")
 
 
 class Watching(Eager):
-    """Before its last chunk it looks for chunk 0 of every peer, for at most ``limit_s``."""
+    """Before its last rows it looks for chunk 0 of every peer, for at most ``limit_s``."""
 
     name = "watching"
 
@@ -56,11 +56,11 @@ class Watching(Eager):
         self.launch: Launch | None = None
         self.seen: list[int] = []
         self._limit_s = limit_s
-        self._products = 0
+        self._rows = 0
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        self._products += 1
-        if self._products == CHUNKS and self.launch is not None:
+        self._rows += a.shape[0]
+        if self._rows == M and self.launch is not None:
             self.seen = [
                 self._first_chunk_of(self.launch, p) for p in self.launch.schedule.plan.peers
             ]
@@ -75,11 +75,11 @@ class Watching(Eager):
 def _last_chunk_sees_peers_first(rank: int, mode: str, limit_s: float) -> list[int]:
     backend = Watching(limit_s)
     world = dist.get_world_size()
-    with gemmlink.GemmAllGather(N, K, 8, epilogue=mode, backend=backend, chunks=CHUNKS) as op:
+    with gemmlink.GemmAllGather(N, K, M, epilogue=mode, backend=backend, chunks=CHUNKS) as op:
         backend.launch = op.launch
         b = b_of(0, N, K)
-        got = op(a_of(rank, 0, 8, K), b)
-        assert_equal(got, gathered(0, [8] * world, b), mode)
+        got = op(a_of(rank, 0, M, K), b)
+        assert_equal(got, gathered(0, [M] * world, b), mode)
     return backend.seen
 
 

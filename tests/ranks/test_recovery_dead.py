@@ -18,6 +18,7 @@ from tests.recovery import (
     HEARD_S,
     LIMIT_S,
     MODES,
+    OPERATIONS,
     WORLD,
     Deed,
     Place,
@@ -87,7 +88,7 @@ def _survivor_of(
     else:  # not a mere PeerTimeout: none of the two has waited for the limit
         assert isinstance(error, PeerLost), f"{what}: {error!r}"
         assert (error.peer, error.rank, error.epoch) == (victim, rank, op.launch.epoch), str(error)
-        assert f"rank {victim} must complete call {error.epoch} of all_gather" in str(error)
+        assert f"rank {victim} must complete call {error.epoch} of {op.operation}" in str(error)
     poisoned(op, what)
     for _ in range(2):
         _reset_in_vain(op, victim, what)
@@ -102,10 +103,10 @@ def _reset_in_vain(op: gemmlink.GemmAllGather, victim: int, what: str) -> None:
     error = failing(op.reset)
     assert isinstance(error, PeerLost), f"a reset after {what}: {error!r}"
     found = (error.peer, error.rank, error.epoch, error.operation)
-    assert found == (victim, op.group.rank, op.launch.epoch, "all_gather"), str(error)
+    assert found == (victim, op.group.rank, op.launch.epoch, op.operation), str(error)
     assert str(error) == (
-        f"every rank must come to a reset of all_gather; got a process of rank {victim} that has "
-        "ended. Only close() and a group without that rank help."
+        f"every rank must come to a reset of {op.operation}; got a process of rank {victim} that "
+        "has ended. Only close() and a group without that rank help."
     )
 
 
@@ -140,7 +141,7 @@ def _survivor(pool_rank: int, folder: str, mode: str, found: Places) -> None:
     in_threads(act, len(found))
 
 
-@each_mode
+@pytest.mark.parametrize("mode", [*MODES, *OPERATIONS])
 def test_a_rank_may_be_killed_at_any_point(ranks: Ranks, tmp_path: Path, mode: str) -> None:
     """The others hear who it was, at once; they can close, and form a group without it."""
     found = ranks(WORLD).run(_places, mode)[0]
@@ -176,7 +177,7 @@ def test_a_rank_may_be_killed_with_its_lanes(ranks: Ranks, tmp_path: Path, mode:
 # In a reset.
 
 
-def _resetting(path: str, rank: int) -> gemmlink.GemmAllGather:
+def _resetting(path: str, rank: int) -> Any:
     op = prepared("fused-push", group=own_group(path, rank, WORLD))
     exact(op, 1, "before")
     return op
@@ -186,7 +187,7 @@ def _victim_in_reset(path: str, exchange: int) -> None:
     op = _resetting(path, 1)
     all_gather, came = op.group.all_gather, iter(range(exchange))
 
-    def until_it_dies(*arguments: Any, **named: Any) -> list[bytes]:
+    def until_it_dies(*arguments: Any, **named: Any) -> Any:
         if next(came, None) is None:
             _die()
         return all_gather(*arguments, **named)

@@ -17,6 +17,7 @@ from tests.conftest import Ranks
 from tests.recovery import (
     LIMIT_S,
     MODES,
+    OPERATIONS,
     WORLD,
     Clock,
     Place,
@@ -87,14 +88,15 @@ class Case:
         assert found == (frozen, self.rank, epoch), f"{what}: {error}"
         if isinstance(error, PeerLost):  # the other one has told
             return
-        assert error.operation == "all_gather"
+        assert error.operation == self.op.operation
         assert error.seen < error.wanted, f"{what}: {error}"
         kind, _, rest = error.word.partition("[")
         assert kind in ("enter", "free", "arrive", "read"), error.word
         assert rest.startswith(str(frozen))
         assert ("chunk" in rest) == (kind == "arrive"), error.word
         assert f"rank {frozen} must set {error.word} to {error.wanted} within" in str(error)
-        assert f"got {error.seen} at rank {self.rank} in call {epoch} of all_gather" in str(error)
+        place = f"at rank {self.rank} in call {epoch} of {self.op.operation}"
+        assert f"got {error.seen} {place}" in str(error)
 
     def reset_in_vain(self) -> None:
         """A reset while the rank is frozen."""
@@ -183,7 +185,7 @@ def _count(rank: int, mode: str) -> int:
         return 1 + len(places(op)) + len(lane_places(op))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, OPERATIONS[0], OPERATIONS[-1]])
 def test_a_rank_that_thaws_harms_nobody(ranks: Ranks, tmp_path: Path, mode: str) -> None:
     """The others time out, go on without it, and all of them recover the operation together.
 

@@ -30,13 +30,13 @@ ROWS = (4, 3, 6)
 
 
 class Failing(Eager):
-    """A backend that raises when it is told to, in its second product of the call."""
+    """A backend that raises, when it is told to, in the last product of the call."""
 
     name = "failing"
     left = -1
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        self.left -= 1
+        self.left -= a.shape[0]
         if self.left == 0:
             raise Planned("the product failed")
         super().multiply(a, b, out)
@@ -63,7 +63,7 @@ def _attempt(rank: int, call: int, mode: str, backend: Eager) -> Exception | Non
 def _exceptions(rank: int, mode: str) -> None:
     backend = Failing()
     for call, culprits in enumerate([(), (1,), (), (2,), (2,), (), (0,), (1,), (0, 2), (), ()]):
-        backend.left = 2 if rank in culprits else -1
+        backend.left = ROWS[rank] if rank in culprits else -1
         error = _attempt(rank, call, mode, backend)
         if isinstance(error, Planned):
             assert rank in culprits

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gemmlink.core.flatten import Placed
-from gemmlink.core.products import Product
+from gemmlink.core.products import Columns, Product
 from gemmlink.spec.schedule import LOCAL, Deliver, Join, Load, Set, Store, Wait
 
 
@@ -58,10 +58,10 @@ class Joined:
     """Everything given to lanes has been done."""
 
 
-Block = Product | Placed | Moves | Exchange | Posted | Joined
+Block = Product | Columns | Placed | Moves | Exchange | Posted | Joined
 
 
-def blocks(items: Sequence[Placed | Product], lanes: Collection[str]) -> list[Block]:
+def blocks(items: Sequence[Placed | Product | Columns], lanes: Collection[str]) -> list[Block]:
     """The schedule, as ``products.group`` gives it, in blocks. ``lanes`` are the lanes' actors.
 
     The first exchange enters the call, the last one leaves it; lanes have ended before.
@@ -84,8 +84,8 @@ class _Grouping:
     load: Load | None = None
     continues: bool = False
 
-    def add(self, item: Placed | Product) -> None:
-        if isinstance(item, Product):
+    def add(self, item: Placed | Product | Columns) -> None:
+        if isinstance(item, Product | Columns):
             self._alone(item)
         elif item.actor in self.lanes:
             self._post(item)

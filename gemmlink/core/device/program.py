@@ -19,7 +19,7 @@ from gemmlink.core.device.machine import Machine
 from gemmlink.core.flatten import Placed
 from gemmlink.core.interpret import CallState, HostProgram, Step
 from gemmlink.core.memory import Memory
-from gemmlink.core.products import Product, group
+from gemmlink.core.products import Columns, Product, group
 from gemmlink.errors import InvalidArgument
 from gemmlink.spec.contracts import Backend
 from gemmlink.spec.schedule import Deliver, Join, Schedule
@@ -74,6 +74,8 @@ class DeviceProgram(HostProgram):
     def _step(self, block: Block) -> Step:
         if isinstance(block, Product):
             return Step(block.placed, self._produce(block))
+        if isinstance(block, Columns):
+            return Step(block.placed, self._produce_columns(block))
         if isinstance(block, Placed):
             return Step(block, self._other(block.action))
         return Step(_placed(block), self._launched(block))

@@ -18,17 +18,19 @@ class Pairwise:
     interface = INTERFACE
     needs = Needs(window=True)
     complete = True
+    phases: tuple[str, ...] = ("gather", "scatter")
 
     def forms(self) -> tuple[bool, ...]:
         return (True,)
 
     def schedule(self, phase: Phase, plan: s.Plan) -> s.Schedule:
-        make = common.enter(plan)  # the gate: peers may still read the own slot
-        for chunk in range(plan.chunks):
-            make += [s.Compute(chunk), s.Store(s.Region(plan.rank, chunk), to=plan.rank)]
-            make += common.announce(plan, chunk)
-        take = [action for source in _partners(plan) for action in _taken(plan, source)]
-        if plan.send_complete:  # the call ends when nobody reads from here any more
+        make = common.enter(plan)  # the gate: peers may still read what this rank keeps for them
+        for chunk, part in common.in_turn(phase, plan):
+            make += common.keep(phase, plan, chunk, part)
+            make += common.announce(phase, plan, chunk, part)
+        make += common.rest(phase, plan)
+        take = _summed(phase, plan) if phase.sums else _taken(phase, plan)
+        if plan.send_complete and plan.is_last:  # the call ends when nobody reads from here
             take += [s.Set(s.Word("read", plan.rank), at=peer) for peer in plan.peers]
             take += [s.Wait(s.Word("read", peer)) for peer in plan.peers]
         take += common.leave(plan)
@@ -41,12 +43,32 @@ def _partners(plan: s.Plan) -> list[int]:
     return [plan.rank ^ step for step in steps if plan.rank ^ step < plan.world]
 
 
-def _taken(plan: s.Plan, source: int) -> list[s.Action]:
+def _place(phase: Phase, plan: s.Plan, source: int) -> tuple[int, s.Area]:
+    """Where a source keeps what it has for this rank."""
+    if source == plan.rank:
+        return source, common.home(phase, plan, plan.rank)
+    return source, "inbox" if phase.name == "gather" else "outbox"
+
+
+def _taken(phase: Phase, plan: s.Plan) -> list[s.Action]:
+    """A result of blocks, copied out or shown in the own window."""
     taken: list[s.Action] = []
+    for source in _partners(plan):
+        for chunk in range(plan.chunks):
+            region, place = common.theirs(phase, plan, source, chunk), _place(phase, plan, source)
+            taken.append(common.arrived(plan, source, chunk))
+            if plan.view and source != plan.rank:
+                taken += [s.Load(region, *place), s.Store(region, to=plan.rank)]
+                place = plan.rank, "inbox"
+            taken.append(s.Deliver(region, *place))
+    return taken
+
+
+def _summed(phase: Phase, plan: s.Plan) -> list[s.Action]:
+    """The own band: what all have for it, in the order of the ranks."""
+    taken: list[s.Action] = []
+    places = tuple(_place(phase, plan, source) for source in range(plan.world))
     for chunk in range(plan.chunks):
-        region = s.Region(source, chunk)
-        taken.append(common.arrived(source, chunk))
-        if plan.view and source != plan.rank:
-            taken += [s.Load(region, window=source), s.Store(region, to=plan.rank)]
-        taken.append(s.Deliver(region, plan.rank if plan.view else source))
+        taken += [common.arrived(plan, source, chunk) for source in _partners(plan)]
+        taken.append(s.Sum(common.theirs(phase, plan, plan.rank, chunk), places))
     return taken

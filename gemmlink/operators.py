@@ -104,7 +104,8 @@ class GemmAllToAll(Prepared):
 
     ``extent``: leading columns that travel, 0 to n (the default), a multiple of the world; the rest
     stays with its rank. ``keep_product``: the whole own product is returned, too. All other
-    arguments are those of ``Prepared``. The window takes at most ``2 * max_m * extent`` elements.
+    arguments are those of ``Prepared``. The window takes at most ``2 * max_m * extent`` elements;
+    besides, a split form keeps ``max_m * n`` for the product that it deals out.
     """
 
     operation = "all_to_all"

@@ -152,7 +152,7 @@ class Simulator:
     def _area(self, key: Key) -> torch.Tensor:
         if key not in self.windows:
             places = self.places[key[1]]
-            shape = places.height(key[2]), places.width(key[2])
+            shape = places.height(key[2]), places.width
             self.windows[key] = torch.zeros(shape, dtype=torch.int64)
         return self.windows[key]
 

@@ -176,7 +176,7 @@ def places_of(operation: Operation, plan: Plan, problem: Problem) -> list[Places
 
 def area_rows(places: Places, area: Area, problem: Problem) -> tuple[int, int, torch.dtype]:
     """Rows of an area, bytes of each, and the dtype of its elements."""
-    width, height = places.width(area), places.height(area)
+    width, height = places.width, places.height(area)
     if places.phase.wire is not None:
         return height, wire.row_bytes(width), torch.uint8
     return height, width * problem.out_dtype.itemsize, problem.out_dtype

@@ -32,9 +32,9 @@ class Places:
     chunks: int
     capacity: int
 
-    def width(self, area: Area) -> int:
-        """Columns of an area, in elements."""
-        del area  # equal for all areas of a phase
+    @property
+    def width(self) -> int:
+        """Columns of every area, in elements."""
         return self.phase.routes[0].width
 
     def height(self, area: Area) -> int:

@@ -230,6 +230,6 @@ def test_the_areas_of_a_window_are_those_that_are_used(
 def _assert_room(run: Simulator, key: tuple[int, Area], nbytes: int) -> None:
     places: Any = run.places[key[0]]
     if places.phase.wire is None:
-        assert nbytes == places.height(key[1]) * places.width(key[1]) * 4
+        assert nbytes == places.height(key[1]) * places.width * 4
     else:
-        assert nbytes >= places.height(key[1]) * (places.width(key[1]) + 4)
+        assert nbytes >= places.height(key[1]) * (places.width + 4)

@@ -8,7 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from gemmlink.backends.eager import Eager
 from gemmlink.core.device import launch
 from gemmlink.core.device.layout import DeskWord
 from tests import device_cases as cases
@@ -56,6 +58,61 @@ def test_an_absent_peer_leaves_nan_and_a_name(ranks: Ranks, mode: str) -> None:
         assert seen["type"] in ("PeerTimeout", "PeerLost"), seen
         assert seen["rank"] == rank, seen
         assert seen["peer"] == 2, seen
+
+
+class _Counting(Eager):
+    """Remembers the sizes of products."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, ...]] = []
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        self.sizes.append((a.shape[0], b.shape[0], a.shape[1]))
+        super().multiply(a, b, out)
+
+
+def _rehearsed(rank: int, name: str, mode: str) -> tuple[list[Any], list[Any], bool]:
+    with cases.on(EMULATED):
+        backend = _Counting()
+        with cases.make(name, EMULATED, 8, epilogue=mode, chunks=2, backend=backend) as op:
+            before, backend.sizes = backend.sizes, []
+            launch, window = op.launch, op.launch.window
+            assert window is not None
+            zero = not window.tensor(rank)[launch.layout.data :].any()
+            dist.barrier()
+            cases.check_calls(op, rank, 2, EMULATED, [(8, 8)])
+            return before, backend.sizes, zero
+
+
+@pytest.mark.parametrize("mode", ["split-push", "fused-push", "fused-lanes"])
+@pytest.mark.parametrize("name", cases.OPERATIONS)
+def test_products_of_the_largest_size_are_rehearsed(ranks: Ranks, name: str, mode: str) -> None:
+    for before, in_a_call, zero in ranks(2).run(_rehearsed, name, mode):
+        assert before == in_a_call
+        assert before
+        assert zero, "what is left of a rehearsal shows in the window"
+
+
+def _without_memory(rank: int) -> int:
+    no_memory = mock.patch.object(torch, "zeros", _refuse_operands)
+    with cases.on(EMULATED), no_memory, cases.make("all_gather", EMULATED, 8) as op:
+        cases.check_calls(op, rank, 2, EMULATED, [(8, 8)])
+        return op.launch.epoch
+
+
+def _refuse_operands(*shape: Any, **rest: Any) -> torch.Tensor:
+    if shape == ((8, cases.K),):
+        raise torch.OutOfMemoryError("no memory for operands")
+    return _zeros(*shape, **rest)
+
+
+_zeros = torch.zeros
+
+
+def test_no_memory_to_rehearse_with_is_no_failure(ranks: Ranks) -> None:
+    assert ranks(2).run(_without_memory) == [1, 1]
 
 
 def _closed_on_the_way(rank: int) -> tuple[float, bool]:

@@ -24,6 +24,12 @@ def test_a_graph_of_four_ranks(ranks: Ranks) -> None:
     assert ranks(4).run(cases.replays, 4, "all_gather", modes, 100, timeout_s=90) == [0] * 4
 
 
+def test_two_buffers_in_a_graph_are_refused(ranks: Ranks) -> None:
+    for seen in ranks(2).run(cases.two_buffers_in_a_graph, 2, timeout_s=60):
+        assert seen["type"] == "Unsupported", seen
+        assert "buffers=2 under graph capture. Prepare with buffers=1." in seen["text"], seen
+
+
 def test_the_function_form_in_a_graph(ranks: Ranks) -> None:
     ranks(2).run(cases.function_form_in_a_graph, 2, timeout_s=60)
 

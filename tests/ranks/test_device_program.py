@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gemmlink.backends.eager import Eager
+from gemmlink.conformance import devices, quick
 from gemmlink.core.device import launch
 from gemmlink.core.device.layout import DeskWord
 from tests import device_cases as cases
@@ -33,6 +34,19 @@ def test_every_mode_is_exact(ranks: Ranks, name: str) -> None:
 def test_three_ranks_are_exact(ranks: Ranks, name: str) -> None:
     modes = ("auto", "fused-lanes") if name != "all_to_all" else ("auto",)
     ranks(3).run(cases.every_way, 3, EMULATED, name, modes, (("copy", 2),), timeout_s=60)
+
+
+def _cells(rank: int) -> list[str]:
+    enqueued = mock.patch.object(devices, "is_enqueued", return_value=True)
+    with cases.on(EMULATED), enqueued:
+        suite = quick.Suite("shm", ("fused-lanes",))
+        groups = quick.run(suite)
+        assert len(groups) == len(cases.OPERATIONS) * len(list(quick.dtype_pairs()))
+        return [group.line() for group in groups if group.failed or group.skipped]
+
+
+def test_the_cells_of_the_kit_are_exact(ranks: Ranks) -> None:
+    assert ranks(2).run(_cells, timeout_s=90) == [[], []]
 
 
 def test_the_product_is_kept_and_calls_are_send_complete(ranks: Ranks) -> None:
@@ -113,6 +127,27 @@ _zeros = torch.zeros
 
 def test_no_memory_to_rehearse_with_is_no_failure(ranks: Ranks) -> None:
     assert ranks(2).run(_without_memory) == [1, 1]
+
+
+def _captured_with_two_buffers(rank: int) -> dict[str, Any]:
+    with cases.on(EMULATED), cases.make("all_gather", EMULATED, 8, buffers=2) as op:
+        caller: Any = op
+        launched: Any = op.launch
+        machine, operands = launched.machine, cases.inputs("all_gather", rank, 0, 8, torch.float32)
+        caller(*operands)
+        machine.is_capturing = lambda stream: True
+        before = len(machine.launches)
+        seen = cases.raised(lambda: caller(*operands))
+        assert len(machine.launches) == before, "something is left in the graph"
+        machine.is_capturing = lambda stream: False
+        cases.check_calls(op, rank, 2, EMULATED, [(8, 8), (3, 3)])
+        return seen
+
+
+def test_two_buffers_are_refused_under_capture_and_go_on(ranks: Ranks) -> None:
+    for seen in ranks(2).run(_captured_with_two_buffers):
+        assert seen["type"] == "Unsupported", seen
+        assert "buffers=2 under graph capture. Prepare with buffers=1." in seen["text"], seen
 
 
 def _closed_on_the_way(rank: int) -> tuple[float, bool]:

@@ -87,6 +87,13 @@ def test_unequal_rows_are_refused_with_both_numbers(ranks: Ranks) -> None:
     assert any("M=4 on rank 0" in each["text"] or "M=4 on rank 0" in each["text"] for each in seen)
 
 
+def test_other_rows_on_another_rank_are_refused(ranks: Ranks) -> None:
+    seen = ranks(2).run(device_cases.other_rows, 2, "cuda", timeout_s=60)
+    assert all(each["nan"] for each in seen), seen
+    assert {each["type"] for each in seen} <= {"InvalidArgument", "PeerLost"}, seen
+    assert any("all ranks must pass the same rows= in call 1" in each["text"] for each in seen)
+
+
 def test_a_refusal_reaches_the_peers(ranks: Ranks) -> None:
     refuser, other = ranks(2).run(device_cases.refused_by_one, 2, "cuda", timeout_s=60)
     assert refuser["type"] == "InvalidArgument", refuser

@@ -150,6 +150,39 @@ def test_two_buffers_are_refused_under_capture_and_go_on(ranks: Ranks) -> None:
         assert "buffers=2 under graph capture. Prepare with buffers=1." in seen["text"], seen
 
 
+def _miscounted(rank: int, word: DeskWord | None) -> dict[str, Any]:
+    """Before a call, a call is begun behind the host's back, or the host counts one too many."""
+    with cases.on(EMULATED), cases.make("all_gather", EMULATED, 8, buffers=2) as op:
+        caller: Any = op
+        launched: Any = op.launch
+        cases.check_calls(op, rank, 2, EMULATED, [(8, 8)])
+        if word is None:
+            launched.epoch += 1
+        else:
+            launched.desk._words[word] += 1
+        dist.barrier()
+        got = caller(*cases.inputs("all_gather", rank, 0, 8, torch.float32))
+        seen = {"nan": bool(got.isnan().all()), **cases.raised(op.check)}
+        op.reset(20.0)
+        cases.check_calls(op, rank, 2, EMULATED, [(8, 8), (3, 3)])
+        return seen
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "text"),
+    [
+        (DeskWord.EPOCH, "Overlap", "one call of all_gather at a time"),
+        (None, "InvalidArgument", "with buffers=2 the host must count the calls"),
+    ],
+)
+def test_calls_that_are_miscounted_are_found_out(
+    ranks: Ranks, word: DeskWord | None, kind: str, text: str
+) -> None:
+    seen = ranks(2).run(_miscounted, word)
+    assert all(each["nan"] for each in seen), seen
+    assert any(each["type"] == kind and text in each["text"] for each in seen), seen
+
+
 def _closed_on_the_way(rank: int) -> tuple[float, bool]:
     with cases.on(EMULATED):
         op: Any = cases.make("all_gather", EMULATED, 8).prepare()
@@ -176,6 +209,13 @@ def test_unequal_rows_are_refused_with_both_numbers(ranks: Ranks) -> None:
         assert seen["type"] in ("InvalidArgument", "PeerLost"), seen
         if seen["type"] == "InvalidArgument":
             assert f"M={4 + rank} on rank {rank}" in seen["text"], seen
+
+
+def test_other_rows_on_another_rank_are_refused(ranks: Ranks) -> None:
+    seen = ranks(2).run(cases.other_rows, 2, EMULATED, timeout_s=60)
+    assert all(each["nan"] for each in seen), seen
+    assert {each["type"] for each in seen} <= {"InvalidArgument", "PeerLost"}, seen
+    assert any("all ranks must pass the same rows= in call 1" in each["text"] for each in seen)
 
 
 def test_a_refusal_reaches_the_peers(ranks: Ranks) -> None:

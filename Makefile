@@ -7,6 +7,8 @@
 # that must be an error: make test PYTEST_OPTIONS=--no-skips
 
 PYTHON ?= python3
+# Ranks wait for each other most of the time, so two files of tests are under way at once.
+WORKERS := --numprocesses 2 --dist loadfile
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -27,7 +29,7 @@ test: $(READY)
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	$(RUN) -m pytest $(PYTEST_OPTIONS)
+	$(RUN) -m pytest $(WORKERS) $(PYTEST_OPTIONS)
 
 $(READY): $(MADE_FROM)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

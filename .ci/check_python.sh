@@ -36,4 +36,5 @@ if [ ! -e "$VENV/.complete" ]; then
     touch "$VENV/.complete"
 fi
 "$VENV/bin/python" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__)'
-"$VENV/bin/python" -m pytest -p no:cacheprovider --no-skips tests/none tests/test_layout.py
+"$VENV/bin/python" -m pytest -p no:cacheprovider --no-skips \
+    --numprocesses 2 --dist loadfile tests/none tests/test_layout.py

@@ -15,15 +15,15 @@ from gemmlink.spec.problem import Problem
 
 
 class Eager:
-    """``torch.mm`` on CPU tensors, straight into the destination."""
+    """``torch.mm``, straight into the destination."""
 
     name = "eager"
     interface = INTERFACE
 
     def supports(self, problem: Problem) -> str | None:
-        """CPU only."""
-        if problem.device.type != "cpu":
-            return f"eager multiplies on the CPU, not on {problem.device.type}"
+        """CPUs and CUDA devices (ROCm's are called so, too)."""
+        if problem.device.type not in ("cpu", "cuda"):
+            return f"eager multiplies on CPUs and CUDA devices, not on {problem.device.type}"
         return None
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -35,7 +35,17 @@ class Eager:
             out.zero_()
         elif not out.numel():
             return
+        elif a.device.type != "cpu":
+            _on_device(a, b, out)
         elif dtype == out.dtype and processor.multiplies(dtype):
             torch.mm(a, b.T, out=out)
         else:
             widened.multiply(a, b, out)
+
+
+def _on_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    # The library sums in float32 and rounds once, to either dtype.
+    if out.dtype == a.dtype:
+        torch.mm(a, b.T, out=out)
+    else:
+        torch.mm(a, b.T, out_dtype=out.dtype, out=out)

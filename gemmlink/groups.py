@@ -214,6 +214,11 @@ class WatchedGroup:
         self._group = group
         self._on_stall = on_stall
 
+    @property
+    def process_group(self) -> Any:
+        """The torch process group, or None for a group that is none."""
+        return getattr(self._group, "process_group", None)
+
     def all_gather(
         self,
         data: bytes,

@@ -58,7 +58,9 @@ class Prepared:
             counts. The window takes ``world * max_m * n`` elements of ``out_dtype`` on every rank.
         dtype: of a and b: float32, bfloat16 or float16.
         out_dtype: float32 or ``dtype`` (the default). Sums are kept in float32 or better.
-        device: of all tensors; ``"cpu"``.
+        device: of all tensors: ``"cpu"``, or ``"cuda"`` for the current CUDA device. There a call
+            is enqueued on the current stream and returns at once; what goes wrong on the device is
+            raised by the next call, ``check`` or ``close``, and the result is NaN.
         group: a torch process group (default: the default group), ``gemmlink.SELF``, or an object
             that fulfils ``gemmlink.spec.contracts.Group``.
         transport, epilogue, backend: a name, an object, ``"module:attribute"`` or ``"auto"``.
@@ -107,7 +109,8 @@ class Prepared:
             **{name: flag(name, value) for name, value in flags.items()},
         )
         self.group = groups.resolve(group)
-        self._problem = Problem(n, k, max_m, dtype, out_dtype or dtype, torch.device(device))
+        where = _with_index(torch.device(device))
+        self._problem = Problem(n, k, max_m, dtype, out_dtype or dtype, where)
         limit = common.get("timeout_s")
         self._timeout_s = self._settings.timeout_s if limit is None else limit
         if not self._timeout_s > 0:
@@ -153,14 +156,17 @@ class Prepared:
                 "a call before prepare()",
                 "Call prepare() on every rank, or use 'with'.",
             )
+        ticket = self._launch.ticket()
         try:
-            return self.run(a, b, out, rows, self._launch.ticket())
+            return self.run(a, b, out, rows, ticket)
         except Outgrown as error:
-            raise InvalidArgument(
+            refusal = InvalidArgument(
                 f"M must be at most max_m={self.capacity} on every rank",
                 f"M={error.rows} on some rank",
                 "Prepare with a larger max_m.",
-            ) from None
+            )
+        self._launch.turn_down(refusal, ticket)
+        raise refusal
 
     def run(
         self,
@@ -200,7 +206,10 @@ class Prepared:
         return self._launch
 
     def check(self) -> None:
-        """Raise ``Poisoned`` if this operation failed here or on a peer. Local, never waits."""
+        """Raise ``Poisoned`` if this operation failed here or on a peer. Local, never waits.
+
+        On a device, first the error of what failed there; synchronise to have all of it heard.
+        """
         self._refuse_if_closed()
         if self._launch is not None:
             self._launch.refuse_if_unusable()
@@ -252,7 +261,11 @@ class Prepared:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Give everything back. Local, idempotent; a peer, dead or alive, is never waited for."""
+        """Give everything back. Local, idempotent; a peer, dead or alive, is never waited for.
+
+        On a device, calls that are on their way get a few seconds to end, and what failed there
+        and has not been raised yet is raised at the end.
+        """
         self._closed = True
         if self._launch is not None:
             self._launch.close()
@@ -320,3 +333,10 @@ def chosen(settings: Settings, common: Common) -> Choice:
         send_complete=completion == "receive_and_send",
         bit_identical=flag("bit_identical", common.get("bit_identical", False)),
     )
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """``cuda`` as the device that is current now."""
+    if device.type != "cuda" or device.index is not None or not torch.cuda.is_available():
+        return device
+    return torch.device("cuda", torch.cuda.current_device())

@@ -7,6 +7,9 @@
     cpu_lanes   worker threads that play the copy engine
     liveness    whether a peer's process still exists
     shm         the transport over them (imports all of these)
+    device_words  words in device memory, as the host uses them
+    stream_lanes  streams of a device as lanes
+    symm_mem    CUDA ranks of one host, through torch's symmetric memory
 
 Import direction: a transport imports `gemmlink.spec`, `gemmlink.errors` and `gemmlink.rendezvous`,
 and never a backend or an epilogue.

@@ -1,7 +1,7 @@
 """``gemmlink doctor``: what this machine offers, and settings that mean nothing.
 
 Exits 1 for an unknown ``GEMMLINK_*`` name or a bad value, naming it; a strategy that wants a
-library is reported and is no failure.
+library is reported and is no failure. The set-up of ``symm_mem`` is walked as far as it goes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unknown names are rows here
         rows = [*_machine(), *_atomics(), *_launcher(), *_settings(), *_strategies()]
+        rows += _symm_mem()
     failed = [row for row in rows if row["fails"]]
     code = output.WRONG if failed else output.RIGHT
     text = "\n".join(f"{_mark(row)} {row['name']:<24} {row['value']}" for row in rows)
@@ -101,6 +102,13 @@ def _strategies() -> list[Row]:
         _row(f"{row['kind']} {row['name']}", row["reason"] or _origin(row), row["ok"])
         for row in found
     ]
+
+
+def _symm_mem() -> list[Row]:
+    """The steps of its set-up, up to the one that fails; what is missing is no failure."""
+    from gemmlink.cli import devices
+
+    return [_row(f"symm_mem {found.name}", found.text, found.ok) for found in devices.walk()]
 
 
 def _origin(row: Row) -> str:

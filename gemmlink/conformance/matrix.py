@@ -11,8 +11,8 @@ from gemmlink import plugins
 from gemmlink.conformance import catalog, certify, parts, served
 from gemmlink.conformance.certify import Job, OnRanks, Row
 from gemmlink.conformance.parts import Mode
-from gemmlink.errors import Unsupported
-from gemmlink.spec.contracts import Epilogue
+from gemmlink.errors import Unavailable, Unsupported
+from gemmlink.spec.contracts import Epilogue, Transport
 from gemmlink.spec.schedule import Plan
 
 #: What a mode may offer beside the plainest call, as options of its plan.
@@ -77,7 +77,10 @@ class Matrix:
             states = [_state(row for row in rows if row.id.startswith(s)) for s in sections]
             common = "ok" if told.get("common slots") == "yes" else "-"
             lines.append([f"`{name}`", told.get("memory", ""), *states, common])
-        return _table("Transports", "One column for each contract.", titles, lines)
+        text = "One column for each contract."
+        if elsewhere := [f"`{name}`" for name in _of_devices()]:
+            text += f" Not run here, but where its device is: {', '.join(elsewhere)}."
+        return _table("Transports", text, titles, lines)
 
     def _epilogues(self) -> str:
         titles = ["mode", "contract", *FEATURES, "lanes"]
@@ -126,11 +129,29 @@ def build(on_ranks: OnRanks) -> Matrix:
 
 def _jobs() -> dict[tuple[str, str], Job]:
     made = {}
+    elsewhere = _of_devices()
     for entry in plugins.BUILT_IN:
+        if entry.kind == "transport" and entry.name in elsewhere:
+            continue
         name: Any = (entry.name,) if entry.kind == "epilogue" else entry.name
         word = "epilogues" if entry.kind == "epilogue" else entry.kind
         made[entry.kind, entry.name] = certify.plan(**{word: name})
     return made
+
+
+def _of_devices() -> list[str]:
+    """Built-in transports that serve no CPU tensors: the same on every machine."""
+    found = []
+    for entry in plugins.BUILT_IN:
+        if entry.kind == "transport":
+            transport = cast(Transport, plugins.find("transport", entry.name))
+            try:
+                serves = transport.probe().memory
+            except Unavailable:
+                serves = ()
+            if "cpu" not in serves:
+                found.append(entry.name)
+    return found
 
 
 def _found(

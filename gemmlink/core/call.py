@@ -124,7 +124,9 @@ class Call:
         """Private buffer for what this rank keeps of its own product, ``(M, columns kept)``."""
         if self._local is None:
             low, high = self.launch.program.memory.local_cols
-            self._local = torch.empty(self.m, high - low, dtype=self.launch.problem.out_dtype)
+            problem = self.launch.problem
+            shape = (self.m, high - low)
+            self._local = torch.empty(shape, dtype=problem.out_dtype, device=problem.device)
         return self._local
 
     def result(self) -> torch.Tensor:
@@ -306,7 +308,8 @@ class Call:
             came = str(tuple(self._out.shape))
             self._late = InvalidArgument(f"out must have shape {shape}", came)
             self._late.call_completed = True
-        return torch.empty(shape, dtype=launch.problem.out_dtype)
+        problem = launch.problem
+        return torch.empty(shape, dtype=problem.out_dtype, device=problem.device)
 
     def _finished(self) -> torch.Tensor:
         # A schedule that delivers nothing still owes a result of the right shape: world 1 of an

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from gemmlink import plugins
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.settings import MAX_CHUNKS, MAX_LANES
-from gemmlink.spec.contracts import Backend, Epilogue, Transport
+from gemmlink.spec.contracts import Backend, Capabilities, Epilogue, Transport
 from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem
 
@@ -25,6 +27,9 @@ ALIASES: Mapping[str, str] = {
     "split-sdma": "split-lanes",
     "fused-sdma": "fused-lanes",
 }
+
+#: What ``auto`` takes for tensors of a kind of device: the first that can be had there.
+AUTO_TRANSPORTS: Mapping[str, tuple[str, ...]] = {"cpu": ("shm",), "cuda": ("symm_mem",)}
 
 # How a fused form cuts where nobody says: rows below which a chunk costs more (one more product,
 # one more word per peer) than it can overlap. A 16-bit product may have to widen all of B again.
@@ -116,14 +121,25 @@ def name_of(choice: Any) -> str:
 def compose(problem: Problem, world: int, choice: Choice, operation: Operation) -> Composition:
     """Resolve ``choice`` for ``problem``. Raises an error of ours if the parts do not fit."""
     reasons: list[str] = []
+    _check_device(problem, operation)
     backend = _backend(problem, choice, reasons)
-    epilogues, fused = _epilogues(world, choice, operation, reasons)
+    epilogues, fused = _epilogues(problem, world, choice, operation, reasons)
     transport = _transport(problem, choice, epilogues, reasons)
     chunks = _chunks(problem, choice, fused, reasons)
     _check_reuse(choice, epilogues, operation)
     order = _lane_order(transport, epilogues, reasons)
     common = _common(transport, epilogues, choice, operation, reasons)
     return Composition(transport, epilogues, backend, fused, chunks, tuple(reasons), order, common)
+
+
+def _check_device(problem: Problem, operation: Operation) -> None:
+    wires = [phase.wire for phase in operation.phases if phase.wire is not None]
+    if problem.device.type != "cpu" and wires:
+        raise Unsupported(
+            "rows travel in another dtype on CPUs only, so far",
+            f"wire_dtype={wires[0]} on {problem.device}",
+            "Leave wire_dtype out.",
+        )
 
 
 def _common(
@@ -193,7 +209,7 @@ def _backend(problem: Problem, choice: Choice, reasons: list[str]) -> Backend:
 
 
 def _epilogues(
-    world: int, choice: Choice, operation: Operation, reasons: list[str]
+    problem: Problem, world: int, choice: Choice, operation: Operation, reasons: list[str]
 ) -> tuple[tuple[Epilogue, ...], bool]:
     """One epilogue for each phase, and the form of the first."""
     form: bool | None = None
@@ -201,6 +217,9 @@ def _epilogues(
     if choice.epilogue == "auto" and world == 1:
         reasons.append("epilogue collective: world 1 has nothing to send")
         wanted = ["collective"]
+    elif choice.epilogue == "auto" and problem.device.type != "cpu" and choice.view:
+        wanted = ["push"]
+        reasons.append("epilogue push: a view on a device, and one read serves all peers")
     elif choice.epilogue == "auto":
         wanted = ["pull"]
         reasons.append("epilogue pull: each block is copied once, by its reader, or not at all")
@@ -211,13 +230,23 @@ def _epilogues(
         reasons.append(f"epilogue {name_of(choice.epilogue)}: passed as an object")
     found = [cast(Epilogue, plugins.find("epilogue", each)) for each in wanted]
     epilogues = _one_a_phase(found, choice, operation)
+    _check_collective(problem, world, epilogues)
     for phase, epilogue in zip(operation.phases, epilogues, strict=True):
         if phase.name not in epilogue.phases:
             raise Unsupported(
                 f"{operation.name} needs an epilogue for its {phase.name} phase",
                 f"{epilogue.name!r}, which serves {', '.join(epilogue.phases)}",
             )
-    return epilogues, _form(epilogues[0], form, reasons)
+    return epilogues, _form(epilogues[0], form, problem, reasons)
+
+
+def _check_collective(problem: Problem, world: int, epilogues: tuple[Epilogue, ...]) -> None:
+    if problem.device.type != "cpu" and world > 1 and not epilogues[0].needs.window:
+        raise Unsupported(
+            "library collectives serve CPU tensors only, so far",
+            f"epilogue {epilogues[0].name!r} for {world} ranks on {problem.device}",
+            "Use epilogue='pull', 'push' or 'lanes'.",
+        )
 
 
 def _one_a_phase(
@@ -250,7 +279,7 @@ def _split_mode(name: str) -> tuple[list[str], bool | None]:
     return [text, *others], None
 
 
-def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
+def _form(epilogue: Epilogue, form: bool | None, problem: Problem, reasons: list[str]) -> bool:
     forms = epilogue.forms()
     if form is not None:
         if form not in forms:
@@ -262,6 +291,9 @@ def _form(epilogue: Epilogue, form: bool | None, reasons: list[str]) -> bool:
         return form
     if len(forms) == 1:
         return forms[0]
+    if problem.device.type != "cpu":
+        reasons.append("split: torch's product is one kernel; cut into chunks it takes longer")
+        return False
     reasons.append(
         "split: on CPUs a rank's one thread multiplies and moves, so a fused form overlaps little "
         "and its chunks cost more"
@@ -277,18 +309,17 @@ def _transport(
         if choice.transport != "auto":
             plugins.find("transport", choice.transport)  # a wrong name is an error all the same
         return None
-    name = "shm" if choice.transport == "auto" else choice.transport
-    transport = cast(Transport, plugins.find("transport", name))
-    capabilities = transport.probe()
+    on_cpu = problem.device.type == "cpu"
+    transport, capabilities = _probed(problem, choice, reasons)
     if problem.device.type not in capabilities.memory:
         raise Unsupported(
             f"transport {transport.name!r} serves {', '.join(capabilities.memory)} tensors",
             f"tensors on {problem.device.type}",
             _others("transport"),
         )
-    if not (capabilities.host_words and capabilities.host_data):
+    if not (capabilities.host_words and (capabilities.host_data or not on_cpu)):
         raise Unsupported(
-            "schedules are walked by the host, which must reach words and data of the window",
+            "the host must reach the words of a window, and on CPUs its data",
             f"transport {transport.name!r} with host_words={capabilities.host_words}, "
             f"host_data={capabilities.host_data}",
         )
@@ -296,9 +327,32 @@ def _transport(
         if epilogue.needs.lanes and not capabilities.lanes:
             came = f"transport {transport.name!r} without any"
             raise Unsupported(f"epilogue {epilogue.name!r} needs lanes", came)
-    why = "all ranks compute on CPUs of one host" if choice.transport == "auto" else "asked for"
-    reasons.append(f"transport {transport.name}: {why}")
+    reasons.append(f"transport {transport.name}: {_why(problem, choice)}")
     return transport
+
+
+def _probed(problem: Problem, choice: Choice, reasons: list[str]) -> tuple[Transport, Capabilities]:
+    """The transport asked for, or the first of ``auto``'s order that can be had here."""
+    auto = choice.transport == "auto"
+    names = AUTO_TRANSPORTS.get(problem.device.type, ()) if auto else (choice.transport,)
+    for name in names:
+        transport = cast(Transport, plugins.find("transport", name))
+        try:
+            return transport, transport.probe()
+        except Unavailable as error:
+            if name == names[-1]:
+                raise
+            reasons.append(f"transport {name}: passed over; {error}")
+    raise Unsupported("no transport serves tensors of that device", str(problem.device))
+
+
+def _why(problem: Problem, choice: Choice) -> str:
+    if choice.transport != "auto":
+        return "asked for"
+    kind = problem.device.type
+    where = "CPUs" if kind == "cpu" else "CUDA devices"
+    order = ", then ".join(AUTO_TRANSPORTS[kind])
+    return f"all ranks compute on {where} of one host; for these auto takes {order}"
 
 
 def _chunks(problem: Problem, choice: Choice, fused: bool, reasons: list[str]) -> int:
@@ -341,7 +395,12 @@ def without_window(composition: Composition, error: Exception) -> Composition:
     )
 
 
-def may_fall_back(choice: Choice, error: Exception) -> bool:
-    """Whether a failed set-up may be answered with ``collective``: only where all was left open."""
+def may_fall_back(choice: Choice, error: Exception, device: torch.device) -> bool:
+    """Whether a failed set-up may be answered with ``collective``: only where all was left open.
+
+    On devices there is no ``collective`` to fall back on, so far.
+    """
+    if device.type != "cpu":
+        return False
     open_choice = choice.transport == "auto" and choice.epilogue == "auto" and not choice.view
     return open_choice and isinstance(error, Unavailable | Unsupported)

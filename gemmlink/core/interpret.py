@@ -87,11 +87,8 @@ class HostProgram:
         self._phases = memory.phases
         self.memory = memory
         self._backend = backend
-        self.lanes: dict[str, Lane] = {
-            program.actor: memory.window().lane(*program.lane)
-            for program in schedule.programs
-            if program.lane is not None
-        }
+        self.lanes: dict[str, Lane] = {}
+        self._open_lanes(schedule)
         placed = flatten(schedule)
         encoded = memory.phases[-1].wire is not None
         self._last_of_together = (
@@ -114,6 +111,14 @@ class HostProgram:
         self.memory.release()
 
     # Binding.
+
+    def _open_lanes(self, schedule: Schedule) -> None:
+        window = self.memory.window
+        self.lanes = {
+            program.actor: window().lane(*program.lane)
+            for program in schedule.programs
+            if program.lane is not None
+        }
 
     def _bind(self, placed: tuple[Placed, ...], merge: bool) -> list[Step]:
         steps: list[Step] = []

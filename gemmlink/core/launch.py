@@ -37,9 +37,9 @@ from gemmlink.spec.problem import Problem
 from gemmlink.spec.schedule import Area, Schedule
 from gemmlink.spec.window import WindowLayout
 
-#: An ``abort`` word is ``(epoch * _CODES + code) * _RANKS + culprit``: it grows with the epoch.
-_CODES = 16
-_RANKS = 1 << 16
+#: An ``abort`` word is ``(epoch * CODES + code) * RANKS + culprit``: it grows with the epoch.
+CODES = 16
+RANKS = 1 << 16
 
 
 #: Shapes of results that are remembered: calls of few sizes have few.
@@ -94,7 +94,8 @@ class Launch:
         self._known_shapes: dict[tuple[int, ...], tuple[int, int]] = {}
         self.epoch = 0
         self.closed = False
-        self._channel = channel
+        #: Prefix of this operation's keys on the group's board.
+        self.channel = channel
         self._fields = {**request, "capacity": problem.capacity}
         self._session = session
         self._fingerprint = fingerprint(self._fields)
@@ -102,10 +103,7 @@ class Launch:
         self.firsts = [peer * problem.capacity for peer in range(group.world)]
         self.entry: Entry | None = None
         self._read_aborts: Callable[[], tuple[int, ...]] = tuple
-        if self.words is not None:
-            self.entry = Entry(self.words, layout, group.rank, schedule.plan.peers)
-            aborts = [layout.single("abort", peer) for peer in range(group.world)]
-            self._read_aborts = reader(self.words, *aborts)
+        self._bind_entry()
         #: Where a reset that has begun and not ended will go on from, once that is agreed.
         self.cleared_at: int | None = None
         self._generation = 0
@@ -114,9 +112,17 @@ class Launch:
         self._view_version: int | None = None
         self._busy = threading.Lock()
 
+    def _bind_entry(self) -> None:
+        if self.words is None:
+            return
+        rank, world = self.group.rank, self.group.world
+        self.entry = Entry(self.words, self.layout, rank, self.schedule.plan.peers)
+        aborts = [self.layout.single("abort", peer) for peer in range(world)]
+        self._read_aborts = reader(self.words, *aborts)
+
     def ticket(self) -> Ticket:
         """A ticket for the next call on this operation's own channel."""
-        return Ticket(self.group, self._channel, self.epoch + 1, self._fields)
+        return Ticket(self.group, self.channel, self.epoch + 1, self._fields)
 
     def fingerprint(self, fields: Mapping[str, Any]) -> int:
         """``tickets.fingerprint``, computed once for the fields of this operation's own tickets."""
@@ -157,6 +163,16 @@ class Launch:
         finally:
             self._busy.release()
 
+    def rehearse(self) -> dict[str, Any]:
+        """Do in advance what only a first call would take long for. A host has nothing of that."""
+        return {}
+
+    def turn_down(self, refusal: InvalidArgument, ticket: Ticket) -> None:
+        """Tell the peers of a call that was not made because it has outgrown the window.
+
+        Here they know: the ranks of a call on a host hear of each other's M in it.
+        """
+
     def reset(self, timeout_s: float) -> None:
         """Collective: make a failed operation usable again. See ``operators``."""
         if self.closed:
@@ -174,7 +190,7 @@ class Launch:
 
     def reset_key(self) -> str:
         """Prefix of the exchanges of the coming reset; equal on all ranks."""
-        return f"{self._channel}/reset{self._generation}"
+        return f"{self.channel}/reset{self._generation}"
 
     def begin_anew(self, epoch: int) -> None:
         """Forget failures and go on as if call ``epoch`` had just ended. Part of ``reset``."""
@@ -261,8 +277,8 @@ class Launch:
         """
         if self.words is None:
             return 0, 0, peer
-        what, culprit = divmod(self.words.read(self.layout.single("abort", peer)), _RANKS)
-        return *divmod(what, _CODES), culprit
+        what, culprit = divmod(self.words.read(self.layout.single("abort", peer)), RANKS)
+        return *divmod(what, CODES), culprit
 
     def has_aborts(self) -> bool:
         """Whether any rank has ever refused or failed; a quick look before the thorough one."""
@@ -301,7 +317,7 @@ class Launch:
         blamed = error.peer if isinstance(error, PeerTimeout) else -1
         culprit = blamed if blamed >= 0 else rank
         for peer in range(self.group.world):
-            value = (self.epoch * _CODES + code) * _RANKS + culprit
+            value = (self.epoch * CODES + code) * RANKS + culprit
             self.words.set(peer, self.layout.single("abort", rank), value)
         if clean:
             self._leave()

@@ -150,7 +150,8 @@ class Memory:
         """Room for rows that are encoded before they travel, ``(capacity, n)``; kept."""
         if self._scratch is None:
             problem = self.problem
-            self._scratch = torch.empty(problem.capacity, problem.n, dtype=problem.out_dtype)
+            shape = (problem.capacity, problem.n)
+            self._scratch = torch.empty(shape, dtype=problem.out_dtype, device=problem.device)
         return self._scratch
 
     def cols(self, region: Region) -> tuple[int, int]:

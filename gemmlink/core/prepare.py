@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+
+import torch
 
 import gemmlink
 from gemmlink.core.compose import Choice, Composition, compose, may_fall_back, without_window
@@ -109,7 +112,7 @@ def prepare(
     try:
         return _open(group, watched, request, parts, key)
     except Exception as error:
-        if not may_fall_back(request.choice, error):
+        if not may_fall_back(request.choice, error, request.problem.device):
             raise
         _log.warning("gemmlink falls back to the library collective: %s", error)
         parts = without_window(parts, error)
@@ -204,6 +207,11 @@ def _open(owner: Group, group: Group, request: Request, parts: Composition, key:
         raise
 
 
+def _is_host(device: torch.device) -> bool:
+    """Whether the host walks the schedule; elsewhere it is enqueued."""
+    return device.type == "cpu"
+
+
 def _window(session: Session, layout: WindowLayout, common: bool) -> Window:
     # Transports that share nothing need not know the second argument.
     return session.window(layout.nbytes, layout.data) if common else session.window(layout.nbytes)
@@ -227,17 +235,18 @@ def _bind(
     schedule = schedule_for(request, parts, group.rank, group.world)
     operation = request.for_world(group.world)
     programs: list[HostProgram] = []
+    program, make = _ways(request, window)
 
     def bind() -> dict[str, Any]:
         memory = Memory(operation, schedule, request.problem, layout, window)
         merge = not request.choice.bit_identical
-        programs.append(HostProgram(schedule, memory, parts.backend, merge))
+        programs.append(program(schedule, memory, parts.backend, merge))
         return {}
 
     agree(group, f"{key}/bind", bind, request.prepare_timeout_s)
     _log.info("%s as %s: %s", key, parts.mode, "; ".join(parts.reasons))
     library = Gloo(owner, f"{key}/gloo", request.timeout_s) if window is None else None
-    return Launch(
+    launch = make(
         group=owner,
         request=request.record(),
         operation=operation,
@@ -252,3 +261,18 @@ def _bind(
         channel=key,
         timeout_s=request.timeout_s,
     )
+    if make is not Launch:  # on all ranks before any of them may call
+        agree(group, f"{key}/rehearse", launch.rehearse, request.prepare_timeout_s)
+    return launch
+
+
+def _ways(
+    request: Request, window: Window | None
+) -> tuple[Callable[..., HostProgram], type[Launch]]:
+    """What binds a schedule and what calls it: a host walks it, for a device it is enqueued."""
+    if window is None or _is_host(request.problem.device):
+        return HostProgram, Launch
+    from gemmlink.core.device.build import device_program
+    from gemmlink.core.device.launch import DeviceLaunch
+
+    return partial(device_program, timeout_s=request.timeout_s), DeviceLaunch

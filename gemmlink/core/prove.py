@@ -104,7 +104,7 @@ def _check(
         for place, size in _places(layout, source):
             want = _pattern(nonce, source, 0 if common else group.rank, size)
             seen = window.tensor(group.rank)[place : place + size]
-            if not torch.equal(seen, want):
+            if not torch.equal(seen.cpu(), want):
                 raise _unmoved(transport, source, group.rank, "data", seen[:4], want[:4])
     return {"proved": True}
 

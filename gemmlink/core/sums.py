@@ -14,7 +14,7 @@ import torch
 #: Elements that are summed at a time where a wider copy is needed: they stay in a core's cache.
 _BLOCK = 1 << 16
 
-#: The wider sums of each thread and device, kept: fresh memory costs more than the sum.
+#: The wider sums of each thread, kept: fresh memory costs more than the sum.
 _kept = threading.local()
 
 
@@ -37,7 +37,8 @@ def ordered_sum(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 def _sum_by_blocks(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     rows, n = out.shape
-    step = max(1, min(rows, _BLOCK // max(1, n)))
+    # A device has no such cache, and each step would be launches.
+    step = max(1, min(rows, _BLOCK // max(1, n)) if out.device.type == "cpu" else rows)
     total = _scratch(step * n, out.device)
     for first in range(0, rows, step):
         count = min(step, rows - first)
@@ -49,9 +50,10 @@ def _sum_by_blocks(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def _scratch(elements: int, device: torch.device) -> torch.Tensor:
-    known: dict[torch.device, torch.Tensor] = _kept.__dict__.setdefault("sums", {})
-    sums = known.get(device)
+    if device.type != "cpu":  # a graph that is captured has memory of its own
+        return torch.empty(elements, device=device)
+    sums: torch.Tensor | None = getattr(_kept, "sums", None)
     if sums is None or len(sums) < elements:
         with torch.inference_mode(False):
-            sums = known[device] = torch.empty(elements, device=device)
+            sums = _kept.sums = torch.empty(elements)
     return sums

@@ -96,7 +96,10 @@ def test_an_object_is_compared_between_ranks_by_its_name() -> None:
         ({"epilogue": "Push"}, ("epilogue must be", "got 'Push'", "Did you mean 'push'")),
         ({"epilogue": " push"}, ("epilogue must be", "got ' push'", "Did you mean 'push'")),
         ({"epilogue": ""}, ("epilogue must be", "got ''")),
-        ({"transport": "sham"}, ("auto, shm or 'module:attribute'", "Did you mean 'shm'")),
+        (
+            {"transport": "sham"},
+            ("auto, shm, symm_mem or 'module:attribute'", "Did you mean 'shm'"),
+        ),
         ({"backend": "eagle"}, ("auto, eager", "Did you mean 'eager'")),
         ({"epilogue": "collective", "transport": "sham"}, ("Did you mean 'shm'",)),
     ],
@@ -193,8 +196,8 @@ def test_every_decision_has_its_reason() -> None:
 
 
 def test_a_backend_that_cannot_says_why_and_what_there_is() -> None:
-    with pytest.raises(Unsupported, match=r"eager multiplies on the CPU, not on cuda\. Known back"):
-        compose(_problem(device="cuda"), 2, Choice(), all_gather(2, 16))
+    with pytest.raises(Unsupported, match=r"and CUDA devices, not on mps\. Known back"):
+        compose(_problem(device="mps"), 2, Choice(), all_gather(2, 16))
 
 
 class _Limited(SharedMemory):
@@ -284,7 +287,8 @@ def test_a_pair_of_epilogues_needs_an_operation_of_two_phases() -> None:
     ids=repr,
 )
 def test_only_what_was_left_open_may_fall_back(choice: Choice, error: Exception, may: bool) -> None:
-    assert may_fall_back(choice, error) is may
+    assert may_fall_back(choice, error, torch.device("cpu")) is may
+    assert not may_fall_back(choice, error, torch.device("cuda"))
 
 
 @pytest.fixture

@@ -1,0 +1,135 @@
+"""`transport.symm_mem` where there is no device: what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import gemmlink
+from gemmlink import plugins
+from gemmlink.core import compose as compose_module
+from gemmlink.core.compose import Choice, compose
+from gemmlink.errors import Unavailable, Unsupported
+from gemmlink.spec.contracts import Capabilities
+from gemmlink.spec.operations import all_gather
+from gemmlink.spec.problem import Problem
+from gemmlink.transport import symm_mem
+
+without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+
+
+def _place(device: str, boot: str = "b", allowed: bool = False) -> dict[str, Any]:
+    return {"device": device, "boot": boot, "host": "h", "ordinal": 0, "allowed": allowed}
+
+
+def test_ranks_on_one_device_are_refused_with_the_variable() -> None:
+    places = [_place("gpu-0"), _place("gpu-1"), _place("gpu-0")]
+    with pytest.raises(Unsupported, match=r"ranks 0 and 2 on cuda:0.*ALLOW_OVERLAPPING_DEVICES=1"):
+        symm_mem._refuse_shared_devices(places)
+
+
+def test_ranks_on_one_device_may_be_allowed_by_all_of_them() -> None:
+    symm_mem._refuse_shared_devices([_place("gpu-0", allowed=True), _place("gpu-0", allowed=True)])
+    with pytest.raises(Unsupported):
+        symm_mem._refuse_shared_devices([_place("gpu-0", allowed=True), _place("gpu-0")])
+
+
+def test_ranks_on_two_hosts_are_refused() -> None:
+    with pytest.raises(Unsupported, match="rank 0 on h and rank 3 on h"):
+        symm_mem._refuse_apart(_place("gpu-0"), _place("gpu-0", boot="c"), 3)
+
+
+@without_cuda
+def test_a_torch_without_cuda_is_told_what_to_install() -> None:
+    with pytest.raises(
+        Unavailable, match=r"a torch for CPUs only\. Install a torch with CUDA: pip"
+    ):
+        symm_mem.SymmetricMemory().probe()
+
+
+@without_cuda
+@pytest.mark.parametrize("result", ["copy", "view"])
+def test_cuda_tensors_ask_for_symm_mem(result: str) -> None:
+    op = gemmlink.GemmAllGather(4, 4, 4, device="cuda", group=_Pair(), result=result)
+    with pytest.raises(Unavailable, match="transport 'symm_mem' needs CUDA"):
+        op.explain()
+
+
+@without_cuda
+def test_the_variable_is_heeded_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMLINK_TRANSPORT", "symm_mem")
+    op = gemmlink.GemmAllGather(4, 4, 4, group=_Pair())
+    with pytest.raises(Unavailable, match=r"'symm_mem' needs CUDA; .* Install a torch with CUDA"):
+        op.explain()
+
+
+class _Pair:
+    """A group of two that never exchanges anything."""
+
+    rank, world, board = 0, 2, None
+
+    def all_gather(self, data: bytes, **rest: Any) -> list[bytes]:
+        raise AssertionError("nothing to exchange")
+
+
+class _Somewhere:
+    """`symm_mem` as it would be on a machine with a device."""
+
+    name, interface = "symm_mem", 1
+
+    def probe(self) -> Any:
+        return Capabilities(("cuda",), host_words=True, host_data=False, lanes=("in_order",))
+
+    def open(self, group: Any, *, key: str, timeout_s: float) -> Any:
+        raise AssertionError("nothing to open")
+
+
+def _composed(device: str = "cuda", **choice: Any) -> Any:
+    problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device(device))
+    return compose(problem, 2, Choice(transport=_Somewhere(), **choice), all_gather(2, 8))
+
+
+def test_the_order_of_auto_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be had is passed over, with its own words."""
+    plugins.register(plugins.Entry("somewhere", f"{__name__}:_Somewhere", "transport"))
+    try:
+        monkeypatch.setitem(vars(compose_module)["AUTO_TRANSPORTS"], "cuda", ("lost", "somewhere"))
+        plugins.register(plugins.Entry("lost", f"{__name__}:_Lost", "transport"))
+        problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device("cuda"))
+        parts = compose(problem, 2, Choice(), all_gather(2, 8))
+    finally:
+        for name in ("somewhere", "lost"):
+            plugins.unregister(name)
+    told = "\n".join(parts.reasons)
+    assert "transport lost: passed over; it needs a map; got none. Draw one." in told
+    assert "CUDA devices of one host; for these auto takes lost, then somewhere" in told
+
+
+class _Lost(_Somewhere):
+    """One that cannot be had."""
+
+    name = "lost"
+
+    def probe(self) -> Any:
+        raise Unavailable("it needs a map", "none", "Draw one.")
+
+
+@pytest.mark.parametrize(("view", "mode"), [(False, "split-pull"), (True, "split-push")])
+def test_what_is_chosen_on_a_device(view: bool, mode: str) -> None:
+    assert _composed(view=view).mode == mode
+
+
+def test_library_collectives_and_wire_dtypes_are_for_cpus() -> None:
+    with pytest.raises(Unsupported, match="library collectives serve CPU tensors only"):
+        _composed(epilogue="collective")
+    problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device("cuda"))
+    encoded = all_gather(2, 8, torch.float8_e4m3fn)
+    with pytest.raises(Unsupported, match="another dtype on CPUs only"):
+        compose(problem, 2, Choice(transport=_Somewhere()), encoded)
+
+
+def test_tensors_and_transport_must_be_of_one_kind() -> None:
+    with pytest.raises(Unsupported, match=r"'symm_mem' serves cuda tensors; got tensors on cpu"):
+        _composed(device="cpu")

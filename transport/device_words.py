@@ -50,6 +50,11 @@ class DeviceWords:
             nap = min(max(_SHORTEST_NAP_S, waited / 8), _LONGEST_NAP_S)
             time.sleep(min(nap, max(0.0, timeout_s - waited)))
 
+    def close(self) -> None:
+        """Hold no window any more; no word can be read or set then. Idempotent."""
+        self._words = []
+        self._own = torch.empty(0, dtype=torch.int64)
+
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[: tensor.numel() // _WORD * _WORD].view(torch.int64)

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
     """Look and tell."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unknown names are rows here
-        rows = [*_machine(), *_atomics(), *_launcher(), *_settings(), *_strategies()]
+        rows = [*_machine(), *_atomics(), *_launcher(), *_settings(), *_strategies(), *_ipc()]
     failed = [row for row in rows if row["fails"]]
     code = output.WRONG if failed else output.RIGHT
     text = "\n".join(f"{_mark(row)} {row['name']:<24} {row['value']}" for row in rows)
@@ -101,6 +101,12 @@ def _strategies() -> list[Row]:
         _row(f"{row['kind']} {row['name']}", row["reason"] or _origin(row), row["ok"])
         for row in found
     ]
+
+
+def _ipc() -> list[Row]:
+    from gemmlink.transport.ipc_steps import walk
+
+    return [_row(f"ipc: {step.name}", step.text, step.ok) for step in walk()]
 
 
 def _origin(row: Row) -> str:

@@ -248,12 +248,12 @@ def alone(rank: int, world: int) -> None:
 
 def words(rank: int, world: int) -> None:
     """The transport by itself: zeroed windows, words, lanes, barrier, liveness."""
-    from gemmlink import groups
-    from gemmlink.transport.symm_mem import SymmetricMemory
+    from gemmlink import groups, plugins, settings
 
     with on(CUDA):
         group = groups.resolve()
-        session = SymmetricMemory().open(group, key=f"words{time.time_ns() >> 40}", timeout_s=20.0)
+        transport: Any = plugins.find("transport", settings.current().transport)
+        session = transport.open(group, key=f"words{time.time_ns() >> 40}", timeout_s=20.0)
         window = session.window(1 << 16)
         assert not window.tensor(rank).any(), "a window that is not zero"
         session.barrier(20.0)

@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from gemmlink.errors import Unavailable
 
 #: Size of an IPC handle, in bytes, of either vendor.
 HANDLE_BYTES = 64
-#: Code of "peer access is already enabled", the same number for both vendors.
-_ALREADY_ENABLED = 704
+#: Codes that are the same for both vendors.
+_OLD_DRIVER, _ALREADY_ENABLED = 35, 704
 _BUS_ID_BYTES = 32
 _DRIVER = "Install the vendor's driver; in a container, pass the devices in."
 
@@ -47,7 +47,6 @@ class Names:
     calls: Mapping[str, str]
     fine_grained: int | None = None
     legacy: tuple[str, str] | None = None
-    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 _CALLS = {
@@ -92,7 +91,6 @@ CUDA = Names(
         "attribute": "cuPointerGetAttribute",
     },
     legacy=("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE"),
-    remedies=_REMEDIES,
 )
 HIP = Names(
     vendor="HIP",
@@ -109,7 +107,6 @@ HIP = Names(
         "drop": "hipMemRelease",
     },
     fine_grained=1,  # hipDeviceMallocFinegrained: words that peers write must be seen in a kernel
-    remedies=_REMEDIES,
 )
 
 
@@ -243,8 +240,13 @@ class Vendor:
         return Unavailable(
             f"{self._names.calls[ours]}({plain}) must succeed",
             f"{getattr(status, 'name', 'code')} ({int(status)})",
-            self._names.remedies.get(ours, "See the vendor's description of that code."),
+            self._remedy(ours, int(status)),
         )
+
+    def _remedy(self, ours: str, code: int) -> str:
+        if code == _OLD_DRIVER:
+            return f"Install a newer driver, or the {self._names.package} of the driver's release."
+        return _REMEDIES.get(ours, "See the vendor's description of that code.")
 
 
 def names() -> Names:

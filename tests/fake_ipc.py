@@ -45,6 +45,14 @@ class FakeSite(Site):
         return CpuLane(own, theirs, plain, peer, index)
 
 
+class ClosedSite(FakeSite):
+    """One whose processes cannot open what another has exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        fake_cuda.FAILS["cudaIpcOpenMemHandle"] = 400
+
+
 class _Words(ShmWords):
     def close(self) -> None:
         """What was bound holds this very list."""

@@ -32,7 +32,14 @@ class Site:
                 "Look at nvidia-smi or rocm-smi, and at CUDA_VISIBLE_DEVICES or "
                 "HIP_VISIBLE_DEVICES.",
             )
-        self.index = torch.cuda.current_device()
+        try:
+            self.index = torch.cuda.current_device()
+        except RuntimeError as error:
+            raise Unavailable(
+                f"transport 'ipc' needs a {self.vendor.name} device that can be used",
+                (str(error).splitlines() or [type(error).__name__])[0],
+                "See whether another process has it for itself (nvidia-smi -q -d COMPUTE).",
+            ) from error
         self.device = torch.device("cuda", self.index)
 
     @classmethod

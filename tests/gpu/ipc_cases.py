@@ -21,12 +21,11 @@ from gemmlink.transport import handles, leftovers
 from gemmlink.transport.ipc import Ipc
 from gemmlink.transport.site import Site, view
 from gemmlink.transport.vendor import Vendor
-from tests.device_cases import CLASSES, K, N, inputs, on, raised, wanted
+from tests.device_cases import CLASSES, inputs, make, on, raised, received, wanted
 from tests.refs import assert_equal
 
 CUDA = "cuda"
 M = 8
-_WORD = 8
 
 
 @contextlib.contextmanager
@@ -152,44 +151,53 @@ def under_expandable_segments(rank: int, world: int) -> None:
             torch.cuda.memory._set_allocator_settings("expandable_segments:False")
 
 
-def threads(rank: int, world: int, name: str, mode: str) -> None:
+def threads(world: int, mode: str) -> None:
     """So many ranks as threads of this one process, each on a stream of its own."""
     errors: list[BaseException] = []
-    all_groups = thread_groups(world)
+    ready = threading.Barrier(world)
     with on(CUDA):
-        torch.zeros(1, device=CUDA)
         workers = [
-            threading.Thread(target=_one_thread, args=(each, name, mode, errors))
-            for each in all_groups
+            threading.Thread(target=_one_thread, args=(each, mode, ready, errors))
+            for each in thread_groups(world)
         ]
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(45.0)
-        assert not errors, errors
-        assert not any(worker.is_alive() for worker in workers), "a thread has not ended"
+            worker.join(90.0)
+    assert not errors, errors
+    assert not any(worker.is_alive() for worker in workers), "a thread has not ended"
+    assert leftovers.sweep() == 0, "memory that was not given back"
 
 
-def _one_thread(group: Any, name: str, mode: str, errors: list[BaseException]) -> None:
+def _one_thread(
+    group: Any, mode: str, ready: threading.Barrier, errors: list[BaseException]
+) -> None:
     try:
         torch.cuda.set_device(0)
-        rank, world = group.rank, group.world
-        rest: dict[str, Any] = {"extent": 24} if name == "all_to_all" else {}
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            op = CLASSES[name](
-                N, K, M, device=CUDA, group=group, transport="ipc", epilogue=mode, timeout_s=15.0,
-                **rest,
-            )  # fmt: skip
-            with op:
-                for call in range(5):
-                    a, b = (each.to(CUDA) for each in inputs(name, rank, call, M, torch.float32))
-                    want = wanted(name, rank, call, (M,) * world, torch.float32, torch.float32)
-                    found = op(a, b)
-                    got = found if isinstance(found, torch.Tensor) else found.received
-                    assert_equal(got.cpu(), want, f"thread {rank}, call {call}")
-                op.check()
+            # Threads share a context: what is loaded for the first time must not wait behind the
+            # kernel of another rank that waits for this one.
+            a, b = (each.to(CUDA) for each in inputs("all_gather", 0, 0, M, torch.float32))
+            torch.mm(a, b.T).sum().item()
+            ready.wait(60.0)
+            for name in CLASSES:
+                _calls(group, name, mode)
     except BaseException as error:
         errors.append(error)
+        ready.abort()
+
+
+def _calls(group: Any, name: str, mode: str) -> None:
+    rank, world = group.rank, group.world
+    rest = {"group": group, "transport": "ipc", "epilogue": mode, "timeout_s": 15.0}
+    with make(name, CUDA, M, **rest) as op:
+        caller: Any = op
+        for call in range(5):
+            a, b = (each.to(CUDA) for each in inputs(name, rank, call, M, torch.float32))
+            want = wanted(name, rank, call, (M,) * world, torch.float32, torch.float32)
+            got = received(caller(a, b))
+            assert_equal(got.cpu(), want, f"{name} {mode}, thread {rank}, call {call}")
+        op.check()
 
 
 def doctor_steps(rank: int, world: int) -> list[tuple[str, bool, str]]:

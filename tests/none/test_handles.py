@@ -69,7 +69,7 @@ def test_a_device_reaches_itself_without_being_asked(vendor: Vendor) -> None:
 def test_access_in_one_direction_is_not_enough(back: bool | None, words: str) -> None:
     places = [_place(), _place(bus=fake_cuda.BUS[1])]
     text = rf"rank 1 on 0000:1b:00.0, which cannot access rank 0 on 0000:1a:00.0, which {words}"
-    reached = [[True, back], [False, True]]
+    reached: list[list[bool | None]] = [[True, back], [False, True]]
     if back is False:
         text = r"rank 0 on 0000:1a:00.0, which cannot access rank 1 .*, which cannot the reverse"
     with pytest.raises(Unsupported, match=text):

@@ -69,13 +69,12 @@ class Holding:
         unused = [owner for owner in sorted(self._owes) if not self._is_viewed(owner)]
         if unused:
             self._site.finish()
-        with self._site.selected():
-            for owner in unused:
-                self._let_go(owner)
-            self._awaits = {rank for rank in self._awaits if not self._has_let_go(rank)}
-            if self._base is not None and not self._awaits:
-                base, self._base = self._base, None
-                _carefully(lambda: self._site.vendor.release(base))
+        for owner in unused:
+            self._let_go(owner)
+        self._awaits = {rank for rank in self._awaits if not self._has_let_go(rank)}
+        if self._base is not None and not self._awaits:
+            base, self._base = self._base, None
+            self._carefully(lambda: self._site.vendor.release(base))
         if self._owes or self._base is not None:
             return False
         self._control.free()
@@ -91,9 +90,17 @@ class Holding:
     def _let_go(self, owner: int) -> None:
         reached = self._ways.pop(owner, None)
         if reached is not None:
-            _carefully(reached[0].close)
+            self._carefully(reached[0].close)
         self._owes.remove(owner)
         self._control.words.set(owner, self._rank * LINE, 1)
+
+    def _carefully(self, give_back: Callable[[], None]) -> None:
+        """A device that has failed cannot give memory back; its process's end does."""
+        try:
+            with self._site.selected():
+                give_back()
+        except Exception as error:
+            _log.warning("device memory was not given back: %s", error)
 
     def _has_let_go(self, rank: int) -> bool:
         return self._control.words.read(rank * LINE) > 0 or self._alive(rank) is False
@@ -154,11 +161,3 @@ def sweep() -> int:
     with _lock:
         _all[:] = [each for each in _all if not each.settle()]
         return len(_all)
-
-
-def _carefully(give_back: Callable[[], None]) -> None:
-    """A device that has failed cannot give memory back; its process's end does."""
-    try:
-        give_back()
-    except Exception as error:
-        _log.warning("device memory was not given back: %s", error)

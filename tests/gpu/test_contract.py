@@ -1,4 +1,4 @@
-"""`symm_mem` and `ipc` keep the contracts of a transport: the clauses that every one is held to."""
+"""`symm_mem` keeps the contracts of a transport: the clauses that every transport is held to."""
 
 from __future__ import annotations
 
@@ -28,28 +28,3 @@ class TestLane(LaneContract):
     """Streams as lanes."""
 
     transport = "symm_mem"
-
-
-class TestIpcTransport(TransportContract):
-    """Sessions."""
-
-    transport = "ipc"
-
-
-class TestIpcWindow(WindowContract):
-    """Windows of device memory."""
-
-    transport = "ipc"
-    spoil = "tests.gpu.ipc_cases:no_memory"
-
-
-class TestIpcWords(WordsContract):
-    """Words in device memory, by their host methods."""
-
-    transport = "ipc"
-
-
-class TestIpcLane(LaneContract):
-    """Streams as lanes."""
-
-    transport = "ipc"

@@ -212,6 +212,20 @@ def unequal_rows(rank: int, world: int, device: str) -> dict[str, Any]:
     return seen
 
 
+def other_rows(rank: int, world: int, device: str) -> dict[str, Any]:
+    """Every rank passes rows=, but not the same ones."""
+    with on(device), make("all_gather", device, 8, timeout_s=10.0) as op:
+        caller: Any = op
+        rows = [8] * world
+        rows[(rank + 1) % world] = 8 - rank
+        got = caller(*_tensors(rank, 8, device), rows=rows)
+        settle(device)
+        seen = {"nan": bool(got.isnan().all()), **raised(op.check)}
+        op.reset(20.0)
+        check_calls(op, rank, world, device, [(8,) * world])
+    return seen
+
+
 def refused_by_one(rank: int, world: int, device: str) -> dict[str, Any]:
     """Rank 0 passes an a of a wrong width."""
     with on(device), make("all_gather", device, 8, timeout_s=10.0) as op:

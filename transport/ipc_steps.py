@@ -6,6 +6,7 @@ vendor's library answered and what helps. A second process really opens the memo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -44,8 +45,8 @@ def walk(site: str = _SITE) -> list[Step]:
         for name, part in walked.parts():
             try:
                 found.append(Step(name, True, part()))
-            except GemmlinkError as error:
-                found.append(Step(name, False, str(error)))
+            except Exception as error:  # whatever it is, a doctor tells it
+                found.append(Step(name, False, str(error) or type(error).__name__))
                 break
     finally:
         walked.end()
@@ -72,7 +73,7 @@ class _Walk:
 
     def end(self) -> None:
         if self._base:
-            with self._site.selected():
+            with contextlib.suppress(Unavailable), self._site.selected():
                 self._site.vendor.release(self._base)
 
     def _library(self) -> str:

@@ -126,7 +126,7 @@ class SymmWindow:
         self.words = DeviceWords(self._tensors, group.rank)
 
     def _allocate(self) -> dict[str, Any]:
-        memory = _symmetric_memory()
+        memory = module()
         device = torch.device("cuda", torch.cuda.current_device())
         try:
             self._own = memory.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -142,7 +142,7 @@ class SymmWindow:
 
     def _map(self, group: Group) -> dict[str, Any]:
         try:
-            self._handle = _symmetric_memory().rendezvous(self._own, _name(group))
+            self._handle = module().rendezvous(self._own, _name(group))
         except RuntimeError as error:
             raise Unavailable(
                 "torch must map every peer's symmetric memory",
@@ -184,7 +184,8 @@ class SymmWindow:
         self.addresses = []
 
 
-def _symmetric_memory() -> Any:
+def module() -> Any:
+    """torch's module, imported late: some builds of torch have it and cannot import it."""
     try:
         return importlib.import_module(_MODULE)
     except ImportError as error:

@@ -4,6 +4,7 @@
 | --- | --- |
 | ``demo``, ``bench``, ``explain``, ``doctor``, ``plugins``, ``conformance`` | a command each |
 | ``arguments`` | words on the command line that several commands share |
+| ``devices`` | what ``doctor`` looks at for tensors on devices |
 | ``ranks`` | where a command's ranks come from: spawned, or a launcher's |
 | ``output`` | the one JSON object, logs, exit codes |
 

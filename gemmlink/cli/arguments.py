@@ -16,6 +16,7 @@ Parsers: TypeAlias = Any
 
 #: Said again here, because a command line is read before torch is imported.
 OPERATIONS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+DEVICES = ("cpu", "cuda")
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -45,6 +46,11 @@ def add_choices(
         parser.add_argument(
             f"--{kind}", default="auto", metavar="NAME", help="a name, module:attribute, or auto"
         )
+
+
+def add_device(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
+    """``--device``, the kind of device of the tensors."""
+    parser.add_argument("--device", choices=DEVICES, default=default, help=text)
 
 
 def add_dtypes(parser: argparse.ArgumentParser) -> None:

@@ -38,6 +38,7 @@ def add(parsers: words.Parsers) -> None:
         "--epilogue", type=words.names, default=("all",), metavar="NAME[,NAME...]",
         help="names or module:attribute; all for every epilogue in each of its forms",
     )  # fmt: skip
+    words.add_device(parser, None, "of the tensors; else what the transport serves")
     parser.add_argument(
         "--gaps", type=Path, metavar="FILE", help="known gaps; else those beside each plugin"
     )
@@ -77,6 +78,7 @@ def _certify(arguments: argparse.Namespace) -> output.Outcome:
         () if "all" in arguments.epilogue else arguments.epilogue,
         _asked(arguments.backend),
         arguments.gaps,
+        arguments.device,
     )
     return report(job, certify.run(job, ranks.on_ranks))
 
@@ -141,9 +143,11 @@ def _matrix(arguments: argparse.Namespace, named: bool) -> output.Outcome:
 
 
 def _self_test(arguments: argparse.Namespace) -> output.Outcome:
-    from gemmlink.conformance import quick
+    from gemmlink.conformance import devices, quick
 
-    suite = quick.Suite(arguments.transport, arguments.epilogue, arguments.backend)
+    device = arguments.device or devices.served_by(_asked(arguments.transport))
+    devices.require(device)
+    suite = quick.Suite(arguments.transport, arguments.epilogue, arguments.backend, device)
     found: list[Group] = []
     for world in _worlds(arguments):
         quick.refuse_nonsense(suite, world)

@@ -51,6 +51,7 @@ def add(parsers: words.Parsers) -> None:
     )  # fmt: skip
     words.add_dtypes(parser)
     words.add_choices(parser)
+    words.add_device(parser, "cpu", "of the tensors (cpu)")
     parser.add_argument("--chunks", type=words.positive, help="chunks per rank")
 
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
 
     words.check_extent(arguments.extent, (arguments.op,))
     m, n, k = arguments.shape
-    problem = Problem(n, k, m, *words.torch_dtypes(arguments), torch.device("cpu"))
+    problem = Problem(n, k, m, *words.torch_dtypes(arguments), torch.device(arguments.device))
     group = PaperGroup(arguments.rank, arguments.world)
     choice = Choice(arguments.transport, arguments.epilogue, arguments.backend, arguments.chunks)
     text = prepared(Field(group, problem, arguments.op, arguments.extent), choice).explain()

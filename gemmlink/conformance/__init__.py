@@ -3,6 +3,7 @@
 | module | job |
 | --- | --- |
 | ``problems`` | seeded inputs that every rank can rebuild, and their references in float64 |
+| ``devices`` | where tensors lie: on CPUs, or on devices |
 | ``trials``, ``served`` | a problem through one operation; which operations a mode serves |
 | ``quick`` | the self-test: small whole-number problems in every mode, compared exactly |
 | ``contract``, ``gaps`` | what all contracts share: names of clauses, and those known to fail |
@@ -18,8 +19,9 @@
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
 
-Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <- ``quick`` <-
-``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
+Imports go ``spec``, ``operators`` <- ``problems``, ``devices`` <- ``trials`` <- ``served`` <-
+``quick`` <- ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``,
+``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
 ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
 ``spec`` <- ``adversary`` <- ``mutate``.

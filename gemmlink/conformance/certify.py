@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gemmlink.conformance import catalog, gaps, parts, quick, served
+from gemmlink.conformance import catalog, devices, gaps, parts, quick, served
 from gemmlink.conformance.clauses import RankContract, failures, run_together
 from gemmlink.conformance.contract import Contract
 from gemmlink.conformance.parts import Mode, Part
@@ -56,6 +56,8 @@ class Job:
     parts: tuple[Part, ...]
     modes: tuple[Mode, ...]
     gaps: Mapping[str, gaps.Gap]
+    #: Of the tensors.
+    device: str = devices.HOST
 
     def asked(self, kind: str) -> str:
         """How the part of this kind was named."""
@@ -63,8 +65,9 @@ class Job:
 
     @property
     def lacks(self) -> str | None:
-        """What the first part that cannot be had needs."""
-        return next((part.lacks for part in self.parts if part.lacks), None)
+        """What the first part that cannot be had needs, or else the tensors."""
+        lacking = devices.lacking(self.device)
+        return next((part.lacks for part in self.parts if part.lacks), lacking)
 
 
 def plan(
@@ -72,20 +75,23 @@ def plan(
     epilogues: Sequence[str] = (),
     backend: str | None = None,
     file: Path | None = None,
+    device: str | None = None,
 ) -> Job:
     """The job for the parts that are named; ``file`` in place of the plugins' own gaps.
 
-    ``epilogues`` are modes of one epilogue, ``fused-mine`` and the like, or its name alone. Raises
-    ``InvalidArgument`` for unknown names and gaps, ``Unsupported`` for what cannot compose.
+    ``epilogues`` are modes of one epilogue, ``fused-mine`` and the like, or its name alone;
+    ``device`` is by default one that the transport serves. Raises ``InvalidArgument`` for unknown
+    names and gaps, ``Unsupported`` for what cannot compose.
     """
+    where = device or devices.served_by(transport)
     found = (
-        _part("transport", transport),
-        _part("epilogue", _one_epilogue(epilogues)),
-        _part("backend", backend),
+        _part("transport", transport, where),
+        _part("epilogue", _one_epilogue(epilogues), where),
+        _part("backend", backend, where),
     )
     modes = _modes(found, epilogues)
     wanted = [part for part in found if part.named]
-    return Job(found, modes, _declared(wanted, modes, file))
+    return Job(found, modes, _declared(wanted, modes, file), where)
 
 
 def run(job: Job, on_ranks: OnRanks) -> list[Row]:
@@ -151,20 +157,26 @@ def _one_epilogue(asked: Sequence[str]) -> str | None:
     return name
 
 
-def _part(kind: str, asked: str | None) -> Part:
+def _part(kind: str, asked: str | None, device: str) -> Part:
     if asked is not None:
-        return parts.describe(kind, asked)
+        return parts.describe(kind, asked, device=device)
     if kind == "epilogue":
-        return parts.every_epilogue()
-    return parts.describe(kind, parts.DEFAULTS[kind], named=False)
+        return parts.every_epilogue(device)
+    return parts.describe(kind, parts.default(kind, device), named=False, device=device)
 
 
 def _modes(found: Sequence[Part], asked: Sequence[str]) -> tuple[Mode, ...]:
     """Lanes are a capability: without them the modes that need them are not asked for."""
     transport, epilogue, _ = found
+    _refuse_other_memory(transport)
     lanes = transport.capabilities.get("lanes") != "none"
     if epilogue.named:
         wanted = [] if epilogue.lacks else asked
+        if transport.device != devices.HOST and not all(map(served.has_window, wanted)):
+            raise Unsupported(
+                "library collectives serve CPU tensors only, so far",
+                f"epilogue {epilogue.name!r} on {transport.device}",
+            )
         modes = [mode for each in wanted for mode in parts.modes_of(each)]
         if not lanes and any(mode.lanes for mode in modes):
             raise Unsupported(
@@ -172,9 +184,19 @@ def _modes(found: Sequence[Part], asked: Sequence[str]) -> tuple[Mode, ...]:
                 f"transport {transport.name!r} without any",
             )
         return tuple(dict.fromkeys(modes))
-    names = [entry.name for entry in parts.built_in("epilogue")]
+    names = parts.epilogues(transport.device)
     modes = [mode for name in names for mode in parts.modes_of(name)]
     return tuple(mode for mode in modes if lanes or not mode.lanes)
+
+
+def _refuse_other_memory(transport: Part) -> None:
+    memory = transport.capabilities.get("memory", transport.device)
+    if transport.device not in memory.split(", "):
+        raise Unsupported(
+            f"transport {transport.name!r} serves {memory} tensors",
+            f"tensors on {transport.device}",
+            "Leave --device out, or name another transport.",
+        )
 
 
 def _declared(
@@ -220,9 +242,10 @@ def _contracts(job: Job, part: Part) -> list[tuple[str | None, type[Contract]]]:
     """Classes for the contracts of a part, each with what is lacking to run it."""
     values: dict[str, Any] = {kind: job.asked(kind) for kind in KINDS if kind != "epilogue"}
     values["__module__"] = __name__
+    values["device"] = job.device
     if part.kind == "epilogue":
         values["epilogue"] = part.asked
-    lacks = job.lacks if part.kind == "epilogue" else part.lacks
+    lacks = job.lacks if part.kind == "epilogue" else part.lacks or devices.lacking(job.device)
     made: list[tuple[str | None, type[Contract]]] = []
     for contract in catalog.CONTRACTS[part.kind]:
         if contract.section == "transport/lane" and part.capabilities.get("lanes") == "none":
@@ -245,7 +268,7 @@ def _cells(job: Job, modes: list[Mode], world: int, on_ranks: OnRanks) -> list[R
     Then the modes run one by one, so that one of them costs the others nothing.
     """
     arguments = tuple(mode.argument for mode in modes)
-    suite = quick.Suite(job.asked("transport"), arguments, job.asked("backend"))
+    suite = quick.Suite(job.asked("transport"), arguments, job.asked("backend"), job.device)
     names = [
         catalog.cell_id(operation, mode.name, pair, world)
         for mode in modes

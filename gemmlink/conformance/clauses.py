@@ -25,6 +25,7 @@ from typing import Any, ClassVar, cast
 import torch
 
 from gemmlink import groups, plugins
+from gemmlink.conformance import devices
 from gemmlink.conformance.contract import Contract, declared, methods
 from gemmlink.spawn import RankFailed, run_ranks
 from gemmlink.spec.contracts import Capabilities, Group, Session, Transport, Window
@@ -88,10 +89,13 @@ class RankContract(Contract):
 
     ``transport``: ``"module:attribute"``, or a name that every process knows (built in, or from an
     installed distribution; what this process alone has registered does not exist on the ranks).
-    ``world``: ranks, at least 2. ``clause_limit_s``: when a clause counts as hanging.
+    ``device``: of tensors and windows, ``cpu`` or ``cuda``; there ranks take a device each, as far
+    as they go round. ``world``: ranks, at least 2. ``clause_limit_s``: when a clause counts as
+    hanging.
     """
 
     transport: str = "shm"
+    device: str = devices.HOST
     world: int = 3
     clause_limit_s: float = 30.0
     _outcomes: ClassVar[dict[str, str | None]]
@@ -290,6 +294,7 @@ def _attempt(job: Job, desk: Desk, limit_s: float) -> Exception | None:
 
     def work() -> None:
         try:
+            devices.take(desk.device, desk.rank)
             job.run(desk)
         except Exception as error:  # is the outcome
             errors.append(error)
@@ -320,6 +325,8 @@ class Desk:
     def __init__(self, group: Group, job: Job, say_ended: Callable[[], None]) -> None:
         self.rank = group.rank
         self.world = group.world
+        #: The kind of device of tensors and windows.
+        self.device: str = job.attributes["device"]
         self.group: Group = groups.WatchedGroup(group, self._look)
         self._board = group.board
         self._job = job

@@ -323,7 +323,7 @@ class EpilogueContract(RankContract):
 
     def _refusal(self, operation: Operation) -> str:
         """What composing this epilogue for an operation is refused with."""
-        problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
+        problem = Problem(1, 1, 1, torch.float32, torch.float32, torch.device(self.device))
         choice = Choice(self.transport, self.epilogue, self.backend)
         try:
             compose(problem, 2, choice, operation)

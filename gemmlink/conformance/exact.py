@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gemmlink import plugins
-from gemmlink.conformance import asked, trials
+from gemmlink.conformance import asked, devices, trials
 from gemmlink.conformance.asked import Variant
 from gemmlink.conformance.clauses import LIMIT_S, Desk, require
 from gemmlink.conformance.problems import Case
@@ -36,7 +36,7 @@ _K = 33
 
 def run_everywhere(contract: EpilogueContract, desk: Desk, world: int) -> None:
     """Collective: every operation, form, result, number of buffers and completion."""
-    group = _first(world, desk)
+    group = _first(world, desk, contract.device)
     epilogue = cast(Epilogue, plugins.find("epilogue", contract.epilogue))
     for variant in asked.variants(epilogue, contract.operations):
         if desk.rank < world:
@@ -45,8 +45,8 @@ def run_everywhere(contract: EpilogueContract, desk: Desk, world: int) -> None:
         desk.meet()  # each time, since the ranks that have no part wait for a limited time only
 
 
-def _first(world: int, desk: Desk) -> Any:
-    if world == 1:
+def _first(world: int, desk: Desk, device: str) -> Any:
+    if world == 1 and device == devices.HOST:  # a device's transport may need a group of torch's
         return SELF
     return dist.group.WORLD if world == desk.world else dist.new_group(list(range(world)))
 
@@ -126,7 +126,7 @@ def _run(
     )  # fmt: skip
     operation = trials.operation_for(
         case, max(_ROWS), group=group, transport=contract.transport, backend=contract.backend,
-        chunks=_CHUNKS, timeout_s=LIMIT_S, **options,
+        chunks=_CHUNKS, timeout_s=LIMIT_S, device=contract.device, **options,
     )  # fmt: skip
     what = f"{variant}, " + ", ".join(f"{name} {value}" for name, value in options.items())
     try:

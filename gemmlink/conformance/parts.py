@@ -12,14 +12,13 @@ import torch
 
 import gemmlink
 from gemmlink import plugins
-from gemmlink.conformance import served, trials
+from gemmlink.conformance import devices, served, trials
 from gemmlink.conformance.quick import dtype_pairs
 from gemmlink.errors import Unavailable, Unsupported
 from gemmlink.spec.contracts import Backend, Capabilities, Epilogue, Transport
 from gemmlink.spec.problem import Problem, dtype_name
 
-#: Clauses and cells run on tensors of this device.
-DEVICE = "cpu"
+#: What is taken where no part of a kind is named, for CPU tensors.
 DEFAULTS = {"transport": "shm", "epilogue": "all", "backend": "eager"}
 
 
@@ -68,13 +67,18 @@ class Mode:
     operations: tuple[str, ...] = trials.OPERATIONS
 
 
-def describe(kind: str, asked: str, named: bool = True) -> Part:
+def default(kind: str, device: str = devices.HOST) -> str:
+    """What is taken where no part of this kind is named."""
+    return devices.default_transport(device) if kind == "transport" else DEFAULTS[kind]
+
+
+def describe(kind: str, asked: str, named: bool = True, device: str = devices.HOST) -> Part:
     """What is known of a part. Raises ``InvalidArgument`` for a name that means nothing."""
     entry = _entry(kind, asked)
     name, capabilities, lacks = asked, {}, None
     try:
         found: Any = plugins.find(kind, asked)
-        name, capabilities = found.name, _told(kind, found)
+        name, capabilities = found.name, _told(kind, found, device)
     except Unavailable as error:
         lacks = str(error)
     built_in = entry.origin == "built-in"
@@ -82,16 +86,16 @@ def describe(kind: str, asked: str, named: bool = True) -> Part:
     return Part(
         kind, asked, named, name, entry.target,
         f"gemmlink {gemmlink.__version__}" if built_in else origin,
-        built_in, DEVICE, capabilities, lacks,
+        built_in, device, capabilities, lacks,
     )  # fmt: skip
 
 
-def every_epilogue() -> Part:
+def every_epilogue(device: str = devices.HOST) -> Part:
     """Stands for all built-in ones, where none was named."""
-    names = ", ".join(entry.name for entry in built_in("epilogue"))
+    names = ", ".join(epilogues(device))
     origin = f"gemmlink {gemmlink.__version__}"
     return Part(
-        "epilogue", "all", False, "all", "gemmlink.epilogues", origin, True, DEVICE,
+        "epilogue", "all", False, "all", "gemmlink.epilogues", origin, True, device,
         {"names": names},
     )  # fmt: skip
 
@@ -99,6 +103,12 @@ def every_epilogue() -> Part:
 def built_in(kind: str) -> list[plugins.Entry]:
     """The parts of one kind that come with gemmlink."""
     return [entry for entry in plugins.BUILT_IN if entry.kind == kind]
+
+
+def epilogues(device: str) -> list[str]:
+    """The built-in epilogues that serve tensors of a device: collectives do on CPUs only."""
+    names = [entry.name for entry in built_in("epilogue")]
+    return [name for name in names if device == devices.HOST or served.has_window(name)]
 
 
 def modes_of(asked: str) -> list[Mode]:
@@ -126,9 +136,9 @@ def _entry(kind: str, asked: str) -> plugins.Entry:
     return targets.get(asked) or plugins.Entry(asked, asked, kind)
 
 
-def _told(kind: str, found: Any) -> dict[str, str]:
+def _told(kind: str, found: Any, device: str) -> dict[str, str]:
     try:
-        told: dict[str, str] = _CAPABILITIES[kind](found)
+        told: dict[str, str] = _CAPABILITIES[kind](found, device)
     except Unavailable:
         raise
     except Exception as error:  # for the clauses to find
@@ -148,7 +158,7 @@ def _origin(module: str) -> str:
     return str(spec.origin) if spec is not None else "unknown"
 
 
-def _of_transport(transport: Transport) -> dict[str, str]:
+def _of_transport(transport: Transport, device: str) -> dict[str, str]:
     found: Capabilities = transport.probe()
     plain = {
         "memory": ", ".join(found.memory),
@@ -161,7 +171,7 @@ def _of_transport(transport: Transport) -> dict[str, str]:
     return {**plain, **{str(name): str(value) for name, value in found.details.items()}}
 
 
-def _of_epilogue(epilogue: Epilogue) -> dict[str, str]:
+def _of_epilogue(epilogue: Epilogue, device: str) -> dict[str, str]:
     needs = [name for name in ("window", "lanes", "common") if getattr(epilogue.needs, name)]
     forms = ["fused" if fused else "split" for fused in epilogue.forms()]
     return {
@@ -171,11 +181,11 @@ def _of_epilogue(epilogue: Epilogue) -> dict[str, str]:
     }
 
 
-def _of_backend(backend: Backend) -> dict[str, str]:
+def _of_backend(backend: Backend, device: str) -> dict[str, str]:
     served = [
         f"{dtype_name(dtype)}-{dtype_name(out)}"
         for dtype, out in dtype_pairs()
-        if backend.supports(Problem(1, 1, 1, dtype, out, torch.device(DEVICE))) is None
+        if backend.supports(Problem(1, 1, 1, dtype, out, torch.device(device))) is None
     ]
     return {"dtypes": ", ".join(served) or "none"}
 

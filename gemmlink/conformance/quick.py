@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gemmlink import groups
-from gemmlink.conformance import served, trials
+from gemmlink.conformance import devices, served, trials
 from gemmlink.conformance.problems import Case
 from gemmlink.core.compose import Choice, compose
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
@@ -35,18 +35,20 @@ class Suite:
     """What to test: epilogues (``all`` for every one), with one transport and one backend.
 
     Each in every operation that it serves; a pair, ``lanes+pull``, in those of two phases.
+    ``device``: of the tensors; library collectives serve those of CPUs only.
     """
 
     transport: str = "auto"
     epilogues: tuple[str, ...] = ("all",)
     backend: str = "auto"
+    device: str = devices.HOST
 
     def choices(self) -> list[Choice]:
         """Every mode. Three chunks, so that some are empty and some are not."""
-        return [
-            Choice(self.transport, name, self.backend, _CHUNKS)
-            for name in modes_for(self.epilogues)
-        ]
+        names = modes_for(self.epilogues)
+        if self.device != devices.HOST and "all" in self.epilogues:
+            names = [name for name in names if served.has_window(name)]
+        return [Choice(self.transport, name, self.backend, _CHUNKS) for name in names]
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,9 @@ class Group:
 
 def run(suite: Suite) -> list[Group]:
     """On every rank of the default group: its own view of all groups, in the same order."""
+    devices.take(suite.device, groups.resolve(None).rank)
     return [
-        _tested(choice, operation, dtype, out_dtype)
+        _tested(suite, choice, operation, dtype, out_dtype)
         for choice in suite.choices()
         for operation in served.served_by(choice.epilogue)
         for dtype, out_dtype in dtype_pairs()
@@ -109,7 +112,7 @@ def merge(world: int, values: Sequence[Sequence[Group]]) -> list[Group]:
 
 def refuse_nonsense(suite: Suite, world: int) -> None:
     """Raise ``InvalidArgument`` for names that mean nothing; what cannot be had is a row."""
-    problem = Problem(world, 1, 1, torch.float32, torch.float32, torch.device("cpu"))
+    problem = Problem(world, 1, 1, torch.float32, torch.float32, torch.device(suite.device))
     for choice in suite.choices():
         names = served.served_by(choice.epilogue)
         if not names:
@@ -152,7 +155,9 @@ def _worst(world: int, ranks: Sequence[Group]) -> Group:
     return replace(worst, world=world)
 
 
-def _tested(choice: Choice, operation: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Group:
+def _tested(
+    suite: Suite, choice: Choice, operation: str, dtype: torch.dtype, out_dtype: torch.dtype
+) -> Group:
     group = Group(
         0,
         operation,
@@ -167,13 +172,13 @@ def _tested(choice: Choice, operation: str, dtype: torch.dtype, out_dtype: torch
     world = groups.resolve(None).world
     for n, k, extent in sizes(operation, world):
         case = Case((), n, k, dtype, out_dtype, operation=operation, extent=extent)
-        group = _with_size(group, choice, case)
+        group = _with_size(group, suite, choice, case)
         if group.reason is not None:
             break
     return group
 
 
-def _with_size(group: Group, choice: Choice, case: Case) -> Group:
+def _with_size(group: Group, suite: Suite, choice: Choice, case: Case) -> Group:
     """``group`` after all row patterns of one N and K through one prepared operation."""
     operation = trials.operation_for(
         case,
@@ -183,6 +188,7 @@ def _with_size(group: Group, choice: Choice, case: Case) -> Group:
         backend=choice.backend,
         chunks=choice.chunks,
         timeout_s=_TIMEOUT_S,
+        device=suite.device,
     )
     patterns = row_patterns(operation.group.world, case.operation)
     cases = [replace(case, rows=rows, seed=seed) for seed, rows in enumerate(patterns)]
@@ -216,7 +222,8 @@ def _failed(group: Group, cases: Sequence[Case], error: Exception) -> Group:
 
 
 def _compare(operation: Prepared, case: Case) -> None:
-    out = torch.full(_shape(case, operation.group.rank), torch.nan, dtype=case.out_dtype)
+    shape, where = _shape(case, operation.group.rank), operation.launch.problem.device
+    out = torch.full(shape, torch.nan, dtype=case.out_dtype, device=where)
     found = trials.called(operation, case, out=out)
     if found[0].got is not out:
         raise ValueError("out must be returned")

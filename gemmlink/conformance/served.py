@@ -22,6 +22,16 @@ def bare(epilogue: str) -> tuple[str, bool | None]:
     return name, None
 
 
+def has_window(mode: str) -> bool:
+    """Whether all epilogues of a mode work in windows; so, too, if one cannot be had."""
+    first, *others = mode.split("+")
+    try:
+        found = [plugins.find("epilogue", name) for name in (bare(first)[0], *others)]
+    except Exception:  # told by whoever tries it
+        return True
+    return all(cast(Epilogue, epilogue).needs.window for epilogue in found)
+
+
 def operation(name: str, world: int, n: int, **options: Any) -> Operation:
     """An operation by its name, as phases."""
     made: Operation = getattr(operations, name)(world, n, **options)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gemmlink.conformance import devices
 from gemmlink.conformance.problems import Case
 from gemmlink.core import wire
 from gemmlink.operators import GemmAllGather, GemmAllReduce, GemmAllToAll, GemmReduceScatter
@@ -33,13 +34,14 @@ class Part:
         """How it differs, as a sentence; None if it does not."""
         if self.got.shape != self.want.shape:
             return f"{self.name} has shape {tuple(self.got.shape)}, not {tuple(self.want.shape)}"
-        bad = (self.got.double() != self.want).nonzero()
+        got = self.got.cpu()
+        bad = (got.double() != self.want).nonzero()
         if not len(bad):
             return None
         at = tuple(bad[0].tolist())
         return (
-            f"{len(bad)} of {self.got.numel()} elements differ in {self.name}, first at {at}: "
-            f"{self.got[at].item()} instead of {self.want[at].item()}"
+            f"{len(bad)} of {got.numel()} elements differ in {self.name}, first at {at}: "
+            f"{got[at].item()} instead of {self.want[at].item()}"
         )
 
 
@@ -60,10 +62,18 @@ def called(
     rows: Sequence[int] | None = None,
     wire_dtype: torch.dtype | None = None,
 ) -> list[Part]:
-    """Collective: call it with this rank's share of the problem. The first part is the result."""
-    rank = operation.group.rank
+    """Collective: call it with this rank's share of the problem. The first part is the result.
+
+    Raises what went wrong on a device, where a call itself does not.
+    """
+    rank, where = operation.group.rank, operation.launch.problem.device
+    if devices.is_enqueued(where.type):
+        rows = case.rows
     more = {"rows": rows} if rows is not None and case.operation in RAGGED else {}
-    found = operation(case.a(rank), case.b(rank), out=out, **more)
+    found = operation(case.a(rank).to(where), case.b(rank).to(where), out=out, **more)
+    if devices.is_enqueued(where.type):
+        devices.settle(where.type)
+        operation.check()
     want = case.reference(rank)
     if case.operation != "all_to_all":
         return [Part("the result", found, _as_sent(want, case) if wire_dtype else want)]

@@ -7,11 +7,12 @@ import importlib
 import os
 import resource
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
+from gemmlink.conformance import devices
 from gemmlink.conformance.clauses import Desk, RankContract, clause, require, span
 from gemmlink.errors import Unsupported
 from gemmlink.spec.contracts import Session, Window
@@ -37,15 +38,27 @@ def little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@contextlib.contextmanager
+def little_device_memory() -> Iterator[None]:
+    """Nobody can have ``_TOO_MUCH`` bytes of the current device: the rest of it is taken."""
+    free = torch.cuda.mem_get_info()[0]
+    taken = torch.empty(max(0, free - _HEADROOM), dtype=torch.uint8, device="cuda")
+    try:
+        yield
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+
+
 class WindowContract(RankContract):
     """``Window``: memory of one size on every rank, reachable for every peer.
 
     ``spoil``: ``"module:attribute"`` of a context manager under which this process alone cannot
-    provide ``spoil_nbytes``; by default its address space is limited.
+    provide ``spoil_nbytes``; by default its address space is limited, or its device filled.
     """
 
     section = "transport/window"
-    spoil: str = "gemmlink.conformance.windows:little_memory"
+    spoil: str = ""
     spoil_nbytes: int = _TOO_MUCH
 
     @clause
@@ -176,14 +189,13 @@ class WindowContract(RankContract):
         """After ``free``, and once no view is held, nothing of the window is mapped."""
         session = desk.open()
         _passing_window(session)
-        desk.meet()
-        before = _belongings()
+        before = _belongings(desk)
         for _ in range(3):
             _passing_window(session)
-        after = _belongings()
+        after = _belongings(desk)
         require(
             after[0] <= before[0] and after[1] <= before[1] + _HEADROOM // 2,
-            f"(open files, bytes mapped) went from {before} to {after}",
+            f"(open files, bytes in use) went from {before} to {after}",
         )
         desk.meet()
 
@@ -198,18 +210,18 @@ class WindowContract(RankContract):
     @clause
     def test_a_failure_on_one_rank_raises_on_all_and_leaves_nothing(self, desk: Desk) -> None:
         """If any rank cannot provide its part, every rank raises, and nothing is left behind."""
-        module, _, name = self.spoil.partition(":")
-        spoiler: Any = getattr(importlib.import_module(module), name)
+        spoiler = _spoiler(self.spoil, desk.device)
         session = desk.open()
         _usable(desk, session)
-        before = _belongings()
+        before = _belongings(desk)
         spoiled = desk.rank == desk.world - 1
         with spoiler() if spoiled else contextlib.nullcontext():
+            desk.meet()
             _refused(session, self.spoil_nbytes, f"rank {desk.world - 1} had no memory")
-        after = _belongings()
+        after = _belongings(desk)
         require(after[0] <= before[0], f"open files went from {before[0]} to {after[0]}")
         grown = after[1] - before[1]
-        require(grown < self.spoil_nbytes // 2, f"{grown} more bytes are mapped than before")
+        require(grown < self.spoil_nbytes // 2, f"{grown} more bytes are in use than before")
         desk.meet()
         _usable(desk, session)
 
@@ -251,11 +263,31 @@ def _passing_window(session: Session) -> None:
     window.free()
 
 
-def _belongings() -> tuple[int, int]:
-    """Open files and bytes mapped."""
+def _spoiler(named: str, device: str) -> Callable[[], AbstractContextManager[None]]:
+    if not named:
+        return little_memory if device == devices.HOST else little_device_memory
+    module, _, name = named.partition(":")
+    found: Callable[[], AbstractContextManager[None]] = getattr(
+        importlib.import_module(module), name
+    )
+    return found
+
+
+def _belongings(desk: Desk) -> tuple[int, int]:
+    """Collective, since ranks may share a device. Open files, and bytes mapped or in use there."""
+    desk.meet()
+    files, size = len(os.listdir("/proc/self/fd")), _bytes(desk.device)
+    desk.meet()
+    return files, size
+
+
+def _bytes(device: str) -> int:
+    if device != devices.HOST:
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
     with open("/proc/self/statm") as file:
-        size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    return len(os.listdir("/proc/self/fd")), size
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _refused(session: Session, nbytes: int, why: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from gemmlink import plugins
 from gemmlink.errors import InvalidArgument, Unavailable, Unsupported
 from gemmlink.settings import MAX_CHUNKS, MAX_LANES
-from gemmlink.spec.contracts import Backend, Epilogue, Transport
+from gemmlink.spec.contracts import Backend, Capabilities, Epilogue, Transport
 from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem
 
@@ -27,6 +27,9 @@ ALIASES: Mapping[str, str] = {
     "split-sdma": "split-lanes",
     "fused-sdma": "fused-lanes",
 }
+
+#: What ``auto`` takes for tensors of a kind of device: the first that can be had there.
+AUTO_TRANSPORTS: Mapping[str, tuple[str, ...]] = {"cpu": ("shm",), "cuda": ("symm_mem",)}
 
 # How a fused form cuts where nobody says: rows below which a chunk costs more (one more product,
 # one more word per peer) than it can overlap. A 16-bit product may have to widen all of B again.
@@ -307,10 +310,7 @@ def _transport(
             plugins.find("transport", choice.transport)  # a wrong name is an error all the same
         return None
     on_cpu = problem.device.type == "cpu"
-    auto = "shm" if on_cpu else "symm_mem"
-    name = auto if choice.transport == "auto" else choice.transport
-    transport = cast(Transport, plugins.find("transport", name))
-    capabilities = transport.probe()
+    transport, capabilities = _probed(problem, choice, reasons)
     if problem.device.type not in capabilities.memory:
         raise Unsupported(
             f"transport {transport.name!r} serves {', '.join(capabilities.memory)} tensors",
@@ -327,10 +327,32 @@ def _transport(
         if epilogue.needs.lanes and not capabilities.lanes:
             came = f"transport {transport.name!r} without any"
             raise Unsupported(f"epilogue {epilogue.name!r} needs lanes", came)
-    where = "CPUs" if on_cpu else "CUDA devices"
-    why = f"all ranks compute on {where} of one host" if choice.transport == "auto" else "asked for"
-    reasons.append(f"transport {transport.name}: {why}")
+    reasons.append(f"transport {transport.name}: {_why(problem, choice)}")
     return transport
+
+
+def _probed(problem: Problem, choice: Choice, reasons: list[str]) -> tuple[Transport, Capabilities]:
+    """The transport asked for, or the first of ``auto``'s order that can be had here."""
+    auto = choice.transport == "auto"
+    names = AUTO_TRANSPORTS.get(problem.device.type, ()) if auto else (choice.transport,)
+    for name in names:
+        transport = cast(Transport, plugins.find("transport", name))
+        try:
+            return transport, transport.probe()
+        except Unavailable as error:
+            if name == names[-1]:
+                raise
+            reasons.append(f"transport {name}: passed over; {error}")
+    raise Unsupported("no transport serves tensors of that device", str(problem.device))
+
+
+def _why(problem: Problem, choice: Choice) -> str:
+    if choice.transport != "auto":
+        return "asked for"
+    kind = problem.device.type
+    where = "CPUs" if kind == "cpu" else "CUDA devices"
+    order = ", then ".join(AUTO_TRANSPORTS[kind])
+    return f"all ranks compute on {where} of one host; for these auto takes {order}"
 
 
 def _chunks(problem: Problem, choice: Choice, fused: bool, reasons: list[str]) -> int:

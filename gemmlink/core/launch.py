@@ -163,6 +163,10 @@ class Launch:
         finally:
             self._busy.release()
 
+    def rehearse(self) -> dict[str, Any]:
+        """Do in advance what only a first call would take long for. A host has nothing of that."""
+        return {}
+
     def turn_down(self, refusal: InvalidArgument, ticket: Ticket) -> None:
         """Tell the peers of a call that was not made because it has outgrown the window.
 

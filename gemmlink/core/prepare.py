@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from gemmlink.core.prove import prove, reach
 from gemmlink.groups import WatchedGroup
 from gemmlink.rendezvous import agree, check_equal
 from gemmlink.spec import operations
-from gemmlink.spec.contracts import Backend, Group, Session, Window
+from gemmlink.spec.contracts import Group, Session, Window
 from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem, dtype_name
 from gemmlink.spec.schedule import Plan, Schedule, chain
@@ -206,27 +207,9 @@ def _open(owner: Group, group: Group, request: Request, parts: Composition, key:
         raise
 
 
-def _program(
-    schedule: Schedule, memory: Memory, backend: Backend, merge: bool, timeout_s: float
-) -> HostProgram:
-    if _is_host(memory.problem.device) or not schedule.uses_window():
-        return HostProgram(schedule, memory, backend, merge)
-    from gemmlink.core.device.build import device_program
-
-    return device_program(schedule, memory, backend, merge, timeout_s)
-
-
 def _is_host(device: torch.device) -> bool:
     """Whether the host walks the schedule; elsewhere it is enqueued."""
     return device.type == "cpu"
-
-
-def _launch_for(device: torch.device) -> type[Launch]:
-    if _is_host(device):
-        return Launch
-    from gemmlink.core.device.launch import DeviceLaunch
-
-    return DeviceLaunch
 
 
 def _window(session: Session, layout: WindowLayout, common: bool) -> Window:
@@ -252,18 +235,18 @@ def _bind(
     schedule = schedule_for(request, parts, group.rank, group.world)
     operation = request.for_world(group.world)
     programs: list[HostProgram] = []
+    program, make = _ways(request, window)
 
     def bind() -> dict[str, Any]:
         memory = Memory(operation, schedule, request.problem, layout, window)
         merge = not request.choice.bit_identical
-        programs.append(_program(schedule, memory, parts.backend, merge, request.timeout_s))
+        programs.append(program(schedule, memory, parts.backend, merge))
         return {}
 
     agree(group, f"{key}/bind", bind, request.prepare_timeout_s)
     _log.info("%s as %s: %s", key, parts.mode, "; ".join(parts.reasons))
     library = Gloo(owner, f"{key}/gloo", request.timeout_s) if window is None else None
-    make = Launch if window is None else _launch_for(request.problem.device)
-    return make(
+    launch = make(
         group=owner,
         request=request.record(),
         operation=operation,
@@ -278,3 +261,18 @@ def _bind(
         channel=key,
         timeout_s=request.timeout_s,
     )
+    if make is not Launch:  # on all ranks before any of them may call
+        agree(group, f"{key}/rehearse", launch.rehearse, request.prepare_timeout_s)
+    return launch
+
+
+def _ways(
+    request: Request, window: Window | None
+) -> tuple[Callable[..., HostProgram], type[Launch]]:
+    """What binds a schedule and what calls it: a host walks it, for a device it is enqueued."""
+    if window is None or _is_host(request.problem.device):
+        return HostProgram, Launch
+    from gemmlink.core.device.build import device_program
+    from gemmlink.core.device.launch import DeviceLaunch
+
+    return partial(device_program, timeout_s=request.timeout_s), DeviceLaunch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gemmlink
 from gemmlink import plugins
@@ -53,6 +54,15 @@ class Plain(SharedMemory):
 
     def probe(self) -> Capabilities:
         return Capabilities(memory=("cpu",), host_words=True, host_data=True)
+
+
+class Elsewhere(SharedMemory):
+    """A transport for tensors that this machine has no device for."""
+
+    name = "elsewhere"
+
+    def probe(self) -> Capabilities:
+        return Capabilities(memory=("cuda",), host_words=True, host_data=False)
 
 
 @pytest.fixture(autouse=True)
@@ -198,8 +208,47 @@ def test_what_is_missing_is_skipped_with_the_reason(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [
+        ("--transport", f"{HERE}:Elsewhere"),
+        ("--transport", f"{HERE}:Elsewhere", "--epilogue", "fused-push"),
+        ("--backend", "eager", "--device", "cuda"),
+    ],
+)
+def test_tensors_on_a_device_that_is_not_here_are_skipped(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str], no_device: None
+) -> None:
+    code, found = _certify(capsys, *argv)
+    assert (code, found["checked"], found["failed"]) == (3, 0, 0)
+    assert {part["device"] for part in found["parts"]} == {"cuda"}
+    ids = {row["id"] for row in found["rows"]}
+    assert not any("collective" in name for name in ids), "collectives serve CPU tensors"
+    assert "cell/all_to_all/fused-push/float16-float32/world1" in ids
+    assert main(["conformance", "--quick", *argv]) == 3
+
+
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that torch sees."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("transport", "device"), [("shm", "cpu"), ("symm_mem", "cuda"), (None, "cpu")]
+)
+def test_tensors_are_those_that_the_transport_serves(transport: str | None, device: str) -> None:
+    job = certify.plan(transport=transport, backend="eager")
+    assert job.device == device
+    for part in job.parts:
+        for _, contract in certify._contracts(job, part):
+            assert vars(contract)["device"] == device
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "text"),
     [
+        (["--transport", "shm", "--device", "cuda"], 3, "serves cpu tensors"),
+        (["--epilogue", "collective", "--device", "cuda"], 3, "collectives serve CPU tensors"),
         (["--transport", f"{HERE}:Plain", "--epilogue", "lanes"], 3, "needs lanes"),
         (["--epilogue", "fused-collective"], 3, "must have the form"),
         (["--epilogue", "push,pull"], 2, "one epilogue is certified at a time"),

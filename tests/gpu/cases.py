@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 import gemmlink
+from gemmlink.conformance import quick
 from gemmlink.core.device import launch
 from tests.device_cases import (
     K,
@@ -81,6 +82,27 @@ def replays(rank: int, world: int, name: str, modes: list[str], times: int) -> i
                     op.check()
                     del graph
     return wrong
+
+
+def two_buffers_in_a_graph(rank: int, world: int) -> dict[str, Any]:
+    """With two buffers a capture is refused, on every rank, and costs nothing."""
+    with on(CUDA), make("all_gather", CUDA, M, buffers=2, timeout_s=20.0) as op:
+        caller: Any = op
+        a, b = _tensors("all_gather", rank, 0)
+        caller(a, b)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_stream()):
+            seen = raised(lambda: caller(a, b))
+        check_calls(op, rank, world, CUDA, [(M,) * world, (3,) * world])
+    return seen
+
+
+def kit_cells(rank: int, mode: str) -> list[str]:
+    """The cells of the kit in one mode: what has failed or not run."""
+    with on(CUDA):
+        groups = quick.run(quick.Suite("symm_mem", (mode,), "eager", CUDA))
+        assert groups, f"no cells in mode {mode}"
+        return [group.line() for group in groups if group.failed or group.skipped]
 
 
 def streams(rank: int, world: int) -> None:

@@ -36,6 +36,14 @@ def test_bfloat16_is_exact(
     )
 
 
+@pytest.mark.parametrize(
+    ("world", "mode"),
+    [*((2, mode) for mode in WINDOW_MODES), (1, "split-push"), (3, "fused-lanes")],
+)
+def test_the_cells_of_the_kit_are_exact(ranks: Ranks, mode: str, world: int) -> None:
+    assert ranks(world).run(cases.kit_cells, mode, timeout_s=180) == [[]] * world
+
+
 def test_sizes_that_fill_the_device(ranks: Ranks) -> None:
     ranks(2).run(cases.larger, 2, list(WINDOW_MODES), timeout_s=60)
 

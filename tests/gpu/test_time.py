@@ -24,6 +24,12 @@ def test_a_graph_of_four_ranks(ranks: Ranks) -> None:
     assert ranks(4).run(cases.replays, 4, "all_gather", modes, 100, timeout_s=90) == [0] * 4
 
 
+def test_two_buffers_in_a_graph_are_refused(ranks: Ranks) -> None:
+    for seen in ranks(2).run(cases.two_buffers_in_a_graph, 2, timeout_s=60):
+        assert seen["type"] == "Unsupported", seen
+        assert "buffers=2 under graph capture. Prepare with buffers=1." in seen["text"], seen
+
+
 def test_the_function_form_in_a_graph(ranks: Ranks) -> None:
     ranks(2).run(cases.function_form_in_a_graph, 2, timeout_s=60)
 
@@ -79,6 +85,13 @@ def test_unequal_rows_are_refused_with_both_numbers(ranks: Ranks) -> None:
     seen = ranks(2).run(device_cases.unequal_rows, 2, "cuda", timeout_s=60)
     assert all(each["nan"] for each in seen), seen
     assert any("M=4 on rank 0" in each["text"] or "M=4 on rank 0" in each["text"] for each in seen)
+
+
+def test_other_rows_on_another_rank_are_refused(ranks: Ranks) -> None:
+    seen = ranks(2).run(device_cases.other_rows, 2, "cuda", timeout_s=60)
+    assert all(each["nan"] for each in seen), seen
+    assert {each["type"] for each in seen} <= {"InvalidArgument", "PeerLost"}, seen
+    assert any("all ranks must pass the same rows= in call 1" in each["text"] for each in seen)
 
 
 def test_a_refusal_reaches_the_peers(ranks: Ranks) -> None:

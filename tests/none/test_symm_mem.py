@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import gemmlink
+from gemmlink import plugins
+from gemmlink.core import compose as compose_module
 from gemmlink.core.compose import Choice, compose
 from gemmlink.errors import Unavailable, Unsupported
 from gemmlink.spec.contracts import Capabilities
@@ -55,6 +57,14 @@ def test_cuda_tensors_ask_for_symm_mem(result: str) -> None:
         op.explain()
 
 
+@without_cuda
+def test_the_variable_is_heeded_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMLINK_TRANSPORT", "symm_mem")
+    op = gemmlink.GemmAllGather(4, 4, 4, group=_Pair())
+    with pytest.raises(Unavailable, match=r"'symm_mem' needs CUDA; .* Install a torch with CUDA"):
+        op.explain()
+
+
 class _Pair:
     """A group of two that never exchanges anything."""
 
@@ -79,6 +89,31 @@ class _Somewhere:
 def _composed(device: str = "cuda", **choice: Any) -> Any:
     problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device(device))
     return compose(problem, 2, Choice(transport=_Somewhere(), **choice), all_gather(2, 8))
+
+
+def test_the_order_of_auto_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be had is passed over, with its own words."""
+    plugins.register(plugins.Entry("somewhere", f"{__name__}:_Somewhere", "transport"))
+    try:
+        monkeypatch.setitem(vars(compose_module)["AUTO_TRANSPORTS"], "cuda", ("lost", "somewhere"))
+        plugins.register(plugins.Entry("lost", f"{__name__}:_Lost", "transport"))
+        problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device("cuda"))
+        parts = compose(problem, 2, Choice(), all_gather(2, 8))
+    finally:
+        for name in ("somewhere", "lost"):
+            plugins.unregister(name)
+    told = "\n".join(parts.reasons)
+    assert "transport lost: passed over; it needs a map; got none. Draw one." in told
+    assert "CUDA devices of one host; for these auto takes lost, then somewhere" in told
+
+
+class _Lost(_Somewhere):
+    """One that cannot be had."""
+
+    name = "lost"
+
+    def probe(self) -> Any:
+        raise Unavailable("it needs a map", "none", "Draw one.")
 
 
 @pytest.mark.parametrize(("view", "mode"), [(False, "split-pull"), (True, "split-push")])

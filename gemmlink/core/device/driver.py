@@ -35,6 +35,13 @@ def library() -> Any:
         ) from error
 
 
+def version() -> str:
+    """The newest CUDA that the driver serves, ``13.0``. Raises as ``library`` does."""
+    number = ctypes.c_int()
+    library().cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
 _HANDLE, _INT, _UINT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (_HANDLE, *(_UINT,) * 7, *(_HANDLE,) * 3),

@@ -66,6 +66,24 @@ class DeviceLaunch(Launch):
     def _bind_entry(self) -> None:
         """Records and abort words are the kernels' business."""
 
+    def rehearse(self) -> dict[str, Any]:
+        """Let torch load the kernels of a call of the largest size. Local; ends on the device, too.
+
+        A kernel is loaded by its first launch, and loading waits for whatever runs: in a first call
+        the host would wait there for the peers. Other sizes may use kernels of their own.
+        Operands are zeros, so that slots stay zero; there may be no memory for them, which is no
+        reason not to prepare.
+        """
+        problem = self.problem
+        shapes = (problem.capacity, problem.k), (problem.n, problem.k)
+        stream = self.machine.stream()
+        with contextlib.suppress(torch.OutOfMemoryError), torch.no_grad():
+            a, b = (torch.zeros(s, dtype=problem.dtype, device=problem.device) for s in shapes)
+            self.program.rehearse(DeviceCall(self, a, b, None, None, 0, stream))
+        self._mark(stream, capturing=False)
+        self._rests(self.timeout_s)
+        return {}
+
     def call(
         self,
         a: torch.Tensor,

@@ -62,7 +62,18 @@ class DeviceProgram(HostProgram):
         queues = {p.actor: p.lane for p in schedule.programs if p.lane is not None}
         self._queues = queues
         self._streams = Lanes(machine, desk, memory, addresses, queues)
+        self._private: list[Step] = []
         super().__init__(schedule, memory, backend, merge)
+
+    def rehearse(self, call: DeviceCallState) -> None:
+        """Do what is torch's in a call, products and sums, and nothing that peers would hear of."""
+        for step in self._private:
+            step.run(call)
+
+    def release(self) -> None:
+        """See ``HostProgram``."""
+        super().release()
+        self._private = []
 
     def _open_lanes(self, schedule: Schedule) -> None:
         self.lanes = {}  # no host feeds them: see ``lanes.Lanes``
@@ -72,13 +83,17 @@ class DeviceProgram(HostProgram):
         return [self._step(block) for block in blocks(items, self._queues)]
 
     def _step(self, block: Block) -> Step:
+        if isinstance(block, Product | Columns | Placed):
+            self._private.append(self._torch_step(block))
+            return self._private[-1]
+        return Step(_placed(block), self._launched(block))
+
+    def _torch_step(self, block: Product | Columns | Placed) -> Step:
         if isinstance(block, Product):
             return Step(block.placed, self._produce(block))
         if isinstance(block, Columns):
             return Step(block.placed, self._produce_columns(block))
-        if isinstance(block, Placed):
-            return Step(block, self._other(block.action))
-        return Step(_placed(block), self._launched(block))
+        return Step(block, self._other(block.action))
 
     def _launched(self, block: Exchange | Moves | Posted | Joined) -> Callable[[Any], None]:
         if isinstance(block, Exchange):

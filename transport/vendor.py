@@ -33,7 +33,7 @@ class Names:
     """What one vendor calls things.
 
     ``calls`` maps our names to the vendor's. ``queries`` is the module of ``range``,
-    ``exportable``, ``retain`` and ``drop``. ``fine_grained`` is passed to ``allocate`` if not None.
+    ``attribute``, ``retain`` and ``drop``. ``fine_grained`` is passed to ``allocate`` if not None.
     ``legacy`` is the pointer attribute that tells whether memory has an IPC handle, where there is
     one; elsewhere memory that has an allocation handle of its own has none.
     """

@@ -20,6 +20,9 @@ from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spawn import RankFailed
 from gemmlink.spec.contracts import KINDS
 
+#: Limit of a clause on a device, where a set-up takes several times as long, in seconds.
+_DEVICE_LIMIT_S = 120.0
+
 STATES = ("passed", "failed", "gap", "skipped")
 
 #: ``on_ranks(world, function, *arguments)``: the values of all ranks.
@@ -243,6 +246,8 @@ def _contracts(job: Job, part: Part) -> list[tuple[str | None, type[Contract]]]:
     values: dict[str, Any] = {kind: job.asked(kind) for kind in KINDS if kind != "epilogue"}
     values["__module__"] = __name__
     values["device"] = job.device
+    if job.device != devices.HOST:
+        values["clause_limit_s"] = _DEVICE_LIMIT_S
     if part.kind == "epilogue":
         values["epilogue"] = part.asked
     lacks = job.lacks if part.kind == "epilogue" else part.lacks or devices.lacking(job.device)

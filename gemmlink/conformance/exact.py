@@ -39,10 +39,10 @@ def run_everywhere(contract: EpilogueContract, desk: Desk, world: int) -> None:
     group = _first(world, desk, contract.device)
     epilogue = cast(Epilogue, plugins.find("epilogue", contract.epilogue))
     for variant in asked.variants(epilogue, contract.operations):
-        if desk.rank < world:
-            for options in _options(contract, epilogue, variant):
+        for options in _options(contract, epilogue, variant):
+            if desk.rank < world:
                 _run(contract, variant, options, group, world)
-        desk.meet()  # each time, since the ranks that have no part wait for a limited time only
+            desk.meet()  # each time, since ranks that have no part wait for a limited time only
 
 
 def _first(world: int, desk: Desk, device: str) -> Any:

@@ -10,8 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gemmlink import groups
 from gemmlink.backends.eager import Eager
-from gemmlink.conformance import devices, quick
+from gemmlink.conformance import EpilogueContract, devices, quick
+from gemmlink.conformance.clauses import Desk, Job
+from gemmlink.conformance.exact import run_everywhere
 from gemmlink.core.device import launch
 from gemmlink.core.device.layout import DeskWord
 from tests import device_cases as cases
@@ -47,6 +50,21 @@ def _cells(rank: int) -> list[str]:
 
 def test_the_cells_of_the_kit_are_exact(ranks: Ranks) -> None:
     assert ranks(2).run(_cells, timeout_s=90) == [[], []]
+
+
+def _every_option(rank: int, epilogue: str) -> None:
+    """What the contract of an epilogue asks for on ranks."""
+    contract = type("Contract", (EpilogueContract,), {"epilogue": epilogue})
+    enqueued = mock.patch.object(devices, "is_enqueued", return_value=True)
+    with cases.on(EMULATED), enqueued:
+        job = Job("", "", "", False, {"transport": "shm", "device": EMULATED})
+        desk = Desk(groups.resolve(), job, lambda: None)
+        run_everywhere(contract(), desk, 2)
+
+
+def test_every_option_of_lanes_is_exact(ranks: Ranks) -> None:
+    """The epilogue with the most of them; the others are for GPUs."""
+    ranks(2).run(_every_option, "lanes", timeout_s=120)
 
 
 def test_the_product_is_kept_and_calls_are_send_complete(ranks: Ranks) -> None:

@@ -20,7 +20,7 @@ from gemmlink.core.flatten import Placed
 from gemmlink.core.interpret import CallState, HostProgram, Step
 from gemmlink.core.memory import Memory
 from gemmlink.core.products import Columns, Product, group
-from gemmlink.errors import InvalidArgument
+from gemmlink.errors import InvalidArgument, Unsupported
 from gemmlink.spec.contracts import Backend
 from gemmlink.spec.schedule import Deliver, Join, Schedule
 
@@ -56,6 +56,8 @@ class DeviceProgram(HostProgram):
         machine: Machine,
         desk: Desk,
     ) -> None:
+        if any(phase.wire is not None for phase in memory.phases):
+            raise Unsupported("a mover does not decode", f"a wire dtype on {machine.device}")
         self.machine = machine
         self.desk = desk
         addresses = addresses_of(memory)

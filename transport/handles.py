@@ -107,19 +107,20 @@ def told(vendor: Vendor, address: int, nbytes: int, with_handle: bool) -> Record
     """
     base, size = vendor.base_of(address)
     record = {"base": base, "offset": address - base, "nbytes": nbytes, "handle": ""}
+    # First, for virtual memory is made of many small allocations.
+    if with_handle and not vendor.has_handle(base):
+        raise Unsupported(
+            "memory that other processes open must come from the plain allocator",
+            f"virtual memory at {base:#x} (expandable segments, or a memory pool)",
+            "Unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF (PYTORCH_HIP_ALLOC_CONF), "
+            "or use transport='symm_mem'.",
+        )
     if address + nbytes > base + size:
         raise Unsupported(
             "memory that is told to peers must lie in one allocation",
             f"{nbytes} bytes at {address:#x}, in one of {size} bytes at {base:#x}",
         )
     if with_handle:
-        if not vendor.has_handle(base):
-            raise Unsupported(
-                "memory that other processes open must come from the plain allocator",
-                f"virtual memory at {base:#x} (expandable segments, or a memory pool)",
-                "Unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF (PYTORCH_HIP_ALLOC_CONF), "
-                "or use transport='symm_mem'.",
-            )
         record["handle"] = vendor.export(base).hex()
     return record
 

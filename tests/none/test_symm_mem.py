@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -133,3 +135,41 @@ def test_library_collectives_and_wire_dtypes_are_for_cpus() -> None:
 def test_tensors_and_transport_must_be_of_one_kind() -> None:
     with pytest.raises(Unsupported, match=r"'symm_mem' serves cuda tensors; got tensors on cpu"):
         _composed(device="cpu")
+
+
+class _Memory:
+    """torch's symmetric memory as it would be with one rank, in the memory of this process."""
+
+    def empty(self, nbytes: int, **_: Any) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def rendezvous(self, own: torch.Tensor, name: str) -> Any:
+        return _Handle(own)
+
+
+class _Handle:
+    def __init__(self, own: torch.Tensor) -> None:
+        self.own, self.buffer_ptrs = own, [own.data_ptr()]
+
+    def get_buffer(self, *_: Any) -> torch.Tensor:
+        return self.own.clone()
+
+
+def test_a_window_that_was_freed_holds_nothing_though_it_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words are views of all windows: one that keeps them keeps the memory of every rank."""
+    monkeypatch.setattr(symm_mem, "module", _Memory)
+    monkeypatch.setattr(symm_mem, "_name", lambda group: "one")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: mock.Mock())
+    monkeypatch.setattr(torch.cuda, "Stream", mock.Mock())
+    session = symm_mem.SymmSession(gemmlink.SELF, "here", 5.0, [])
+    window = session.window(4096)
+    handle = weakref.ref(window._handle)
+    window.free()
+    window.free()
+    assert handle() is None, "something of a freed window holds its memory"
+    session.window(4096)
+    assert [known.freed for known in session._windows] == [False]
+    session.close()

@@ -12,7 +12,8 @@ import torch
 
 _WORD = 8
 _SHORTEST_NAP_S = 20e-6
-_LONGEST_NAP_S = 1e-3
+#: A read costs the host up to 0.15 ms: at this pace a long wait takes a thirtieth of a core.
+_LONGEST_NAP_S = 5e-3
 
 
 class DeviceWords:

@@ -18,6 +18,7 @@ from gemmlink.spec.contracts import Capabilities
 from gemmlink.spec.operations import all_gather
 from gemmlink.spec.problem import Problem
 from gemmlink.transport import symm_mem
+from gemmlink.transport.ipc import Ipc
 
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 
@@ -53,9 +54,9 @@ def test_a_torch_without_cuda_is_told_what_to_install() -> None:
 
 @without_cuda
 @pytest.mark.parametrize("result", ["copy", "view"])
-def test_cuda_tensors_ask_for_symm_mem(result: str) -> None:
+def test_cuda_tensors_ask_for_a_torch_with_devices(result: str) -> None:
     op = gemmlink.GemmAllGather(4, 4, 4, device="cuda", group=_Pair(), result=result)
-    with pytest.raises(Unavailable, match="transport 'symm_mem' needs CUDA"):
+    with pytest.raises(Unavailable, match="transport 'ipc' needs CUDA or ROCm"):
         op.explain()
 
 
@@ -107,6 +108,18 @@ def test_the_order_of_auto_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "\n".join(parts.reasons)
     assert "transport lost: passed over; it needs a map; got none. Draw one." in told
     assert "CUDA devices of one host; for these auto takes lost, then somewhere" in told
+
+
+def test_ipc_is_taken_where_torch_has_no_symmetric_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Unavailable("transport 'symm_mem' needs CUDA", "a torch for ROCm")
+    monkeypatch.setattr(symm_mem.SymmetricMemory, "probe", mock.Mock(side_effect=lacking))
+    monkeypatch.setattr(Ipc, "probe", _Somewhere.probe)
+    problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device("cuda"))
+    parts = compose(problem, 2, Choice(), all_gather(2, 8))
+    told = "\n".join(parts.reasons)
+    assert parts.transport_name == "ipc"
+    assert "transport symm_mem: passed over; transport 'symm_mem' needs CUDA" in told
+    assert "for these auto takes symm_mem, then ipc" in told
 
 
 class _Lost(_Somewhere):

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 import gemmlink
+from gemmlink import settings
 from gemmlink.conformance import quick
 from gemmlink.core.device import launch
 from tests.device_cases import (
@@ -100,7 +101,8 @@ def two_buffers_in_a_graph(rank: int, world: int) -> dict[str, Any]:
 def kit_cells(rank: int, mode: str) -> list[str]:
     """The cells of the kit in one mode: what has failed or not run."""
     with on(CUDA):
-        groups = quick.run(quick.Suite("symm_mem", (mode,), "eager", CUDA))
+        transport = settings.current().transport
+        groups = quick.run(quick.Suite(transport, (mode,), "eager", CUDA))
         assert groups, f"no cells in mode {mode}"
         return [group.line() for group in groups if group.failed or group.skipped]
 

@@ -73,6 +73,7 @@ class Hooks:
 BUILT_IN = (
     Entry("shm", "gemmlink.transport.shm:SharedMemory", "transport"),
     Entry("symm_mem", "gemmlink.transport.symm_mem:SymmetricMemory", "transport"),
+    Entry("ipc", "gemmlink.transport.ipc:Ipc", "transport"),
     Entry("push", "gemmlink.epilogues.push:Push", "epilogue"),
     Entry("pull", "gemmlink.epilogues.pull:Pull", "epilogue"),
     Entry("lanes", "gemmlink.epilogues.lanes:Lanes", "epilogue"),

@@ -10,6 +10,12 @@
     device_words  words in device memory, as the host uses them
     stream_lanes  streams of a device as lanes
     symm_mem    CUDA ranks of one host, through torch's symmetric memory
+    vendor      the runtime of CUDA or HIP behind one table of names
+    site        a rank's device: the vendor's runtime, and torch's view of it
+    handles     how memory is told to a peer, and how the peer reaches it
+    leftovers   memory that is given back once no peer has it mapped
+    ipc         device ranks of one host, through the vendor's IPC handles (imports these and shm)
+    ipc_steps   its set-up step by step, for `gemmlink doctor`
 
 Import direction: a transport imports `gemmlink.spec`, `gemmlink.errors` and `gemmlink.rendezvous`,
 and never a backend or an epilogue.

@@ -12,7 +12,8 @@ import torch
 
 _WORD = 8
 _SHORTEST_NAP_S = 20e-6
-_LONGEST_NAP_S = 1e-3
+#: A read costs the host up to 0.15 ms: at this pace a long wait takes a thirtieth of a core.
+_LONGEST_NAP_S = 5e-3
 
 
 class DeviceWords:
@@ -49,6 +50,11 @@ class DeviceWords:
                 return seen
             nap = min(max(_SHORTEST_NAP_S, waited / 8), _LONGEST_NAP_S)
             time.sleep(min(nap, max(0.0, timeout_s - waited)))
+
+    def close(self) -> None:
+        """Hold no window any more; no word can be read or set then. Idempotent."""
+        self._words = []
+        self._own = torch.empty(0, dtype=torch.int64)
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor:

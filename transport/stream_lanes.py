@@ -49,3 +49,7 @@ class StreamLane:
                     peer=self._peer,
                 )
             time.sleep(_NAP_S)
+
+    def close(self) -> None:
+        """Hold no window any more; nothing can be enqueued then. Idempotent."""
+        self._own = self._theirs = torch.empty(0, dtype=torch.uint8)

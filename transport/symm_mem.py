@@ -84,8 +84,10 @@ class SymmSession:
             raise Unsupported("windows of transport 'symm_mem' share no memory", "common_from")
         self._made += 1
         key = f"{self._key}/window{self._made}"
-        self._windows.append(SymmWindow(self._group, key, nbytes, self._timeout_s))
-        return self._windows[-1]
+        window = SymmWindow(self._group, key, nbytes, self._timeout_s)
+        self._windows = [known for known in self._windows if not known.freed]
+        self._windows.append(window)
+        return window
 
     def barrier(self, timeout_s: float) -> None:
         """Collective, through the group's own exchange: set-up and reset have time for that.
@@ -114,6 +116,7 @@ class SymmWindow:
 
     def __init__(self, group: Group, key: str, nbytes: int, timeout_s: float) -> None:
         self.nbytes = nbytes
+        self.freed = False
         self._rank = group.rank
         self._lanes: dict[tuple[int, int], StreamLane] = {}
         self._own: torch.Tensor | None = None
@@ -178,6 +181,13 @@ class SymmWindow:
 
         torch waits for the own device then.
         """
+        if self.freed:
+            return
+        self.freed = True
+        # Both hold the memory, for as long as somebody holds the window.
+        self.words.close()
+        for lane in self._lanes.values():
+            lane.close()
         self._lanes = {}
         self._tensors = []
         self._handle = self._own = None

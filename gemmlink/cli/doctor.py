@@ -1,7 +1,8 @@
 """``gemmlink doctor``: what this machine offers, and settings that mean nothing.
 
 Exits 1 for an unknown ``GEMMLINK_*`` name or a bad value, naming it; a strategy that wants a
-library is reported and is no failure. The set-up of ``symm_mem`` is walked as far as it goes.
+library is reported and is no failure. The set-ups of ``symm_mem`` and ``ipc`` are walked as far
+as they go.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unknown names are rows here
         rows = [*_machine(), *_atomics(), *_launcher(), *_settings(), *_strategies()]
-        rows += _symm_mem()
+        rows += [*_symm_mem(), *_ipc()]
     failed = [row for row in rows if row["fails"]]
     code = output.WRONG if failed else output.RIGHT
     text = "\n".join(f"{_mark(row)} {row['name']:<24} {row['value']}" for row in rows)
@@ -109,6 +110,13 @@ def _symm_mem() -> list[Row]:
     from gemmlink.cli import devices
 
     return [_row(f"symm_mem {found.name}", found.text, found.ok) for found in devices.walk()]
+
+
+def _ipc() -> list[Row]:
+    """The same of ``ipc``."""
+    from gemmlink.transport import ipc_steps
+
+    return [_row(f"ipc {found.name}", found.text, found.ok) for found in ipc_steps.walk()]
 
 
 def _origin(row: Row) -> str:

@@ -29,7 +29,7 @@ ALIASES: Mapping[str, str] = {
 }
 
 #: What ``auto`` takes for tensors of a kind of device: the first that can be had there.
-AUTO_TRANSPORTS: Mapping[str, tuple[str, ...]] = {"cpu": ("shm",), "cuda": ("symm_mem",)}
+AUTO_TRANSPORTS: Mapping[str, tuple[str, ...]] = {"cpu": ("shm",), "cuda": ("symm_mem", "ipc")}
 
 # How a fused form cuts where nobody says: rows below which a chunk costs more (one more product,
 # one more word per peer) than it can overlap. A 16-bit product may have to widen all of B again.

@@ -241,11 +241,12 @@ class Launch:
         self.closed = True
         if self.library is not None:
             self.library.close()
-        if self._session is not None:
-            self._session.close()
+        # Before the session: memory that peers have mapped is given back once nobody views it.
         self.program.release()
         self.window = self.words = self.entry = None
         self._read_aborts = tuple
+        if self._session is not None:
+            self._session.close()
 
     def result_shape(self, rows: tuple[int, ...]) -> tuple[int, int]:
         """Shape of this rank's result when ``rows[r]`` is rank r's M."""

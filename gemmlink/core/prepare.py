@@ -30,6 +30,11 @@ from gemmlink.spec.operations import Operation
 from gemmlink.spec.problem import Problem, dtype_name
 from gemmlink.spec.schedule import Plan, Schedule, chain
 from gemmlink.spec.window import WindowLayout
+from gemmlink.transport.liveness import process
+
+_Ways = tuple[Callable[..., HostProgram], type[Launch]]
+#: ``_ways``, but for the window.
+_FindsWays = Callable[[Window | None], _Ways]
 
 _log = logging.getLogger("gemmlink")
 
@@ -104,19 +109,20 @@ def prepare(
     """
     watched = WatchedGroup(group, on_stall)
     limit = request.prepare_timeout_s
-    asked = agree(watched, f"{key}/ask", request.record, limit)
+    asked = agree(watched, f"{key}/ask", lambda: {**request.record(), **_context(request)}, limit)
     check_equal(asked, _ASKED, request.operation)
     capacity = max(int(record["capacity"]) for record in asked)
     request = replace(request, problem=replace(request.problem, capacity=capacity))
+    ways = partial(_ways, request, forks=not _is_shared(asked, group.rank))
     parts = _composed(watched, request, key)
     try:
-        return _open(group, watched, request, parts, key)
+        return _open(group, watched, request, parts, ways, key)
     except Exception as error:
         if not may_fall_back(request.choice, error, request.problem.device):
             raise
         _log.warning("gemmlink falls back to the library collective: %s", error)
         parts = without_window(parts, error)
-        return _open(group, watched, request, parts, f"{key}/fallback")
+        return _open(group, watched, request, parts, ways, f"{key}/fallback")
 
 
 def schedule_for(request: Request, parts: Composition, rank: int, world: int) -> Schedule:
@@ -177,7 +183,9 @@ def _layout(request: Request, parts: Composition, world: int) -> WindowLayout:
     )
 
 
-def _open(owner: Group, group: Group, request: Request, parts: Composition, key: str) -> Launch:
+def _open(
+    owner: Group, group: Group, request: Request, parts: Composition, ways: _FindsWays, key: str
+) -> Launch:
     limit = request.prepare_timeout_s
     layout = _layout(request, parts, group.world)
     session: Session | None = None
@@ -200,7 +208,7 @@ def _open(owner: Group, group: Group, request: Request, parts: Composition, key:
                 key=key,
                 timeout_s=limit,
             )
-        return _bind(owner, group, request, parts, layout, session, window, key)
+        return _bind(owner, group, request, parts, ways, layout, session, window, key)
     except BaseException:
         if session is not None:
             session.close()
@@ -227,6 +235,7 @@ def _bind(
     group: Group,
     request: Request,
     parts: Composition,
+    ways: _FindsWays,
     layout: WindowLayout,
     session: Session | None,
     window: Window | None,
@@ -235,7 +244,7 @@ def _bind(
     schedule = schedule_for(request, parts, group.rank, group.world)
     operation = request.for_world(group.world)
     programs: list[HostProgram] = []
-    program, make = _ways(request, window)
+    program, make = ways(window)
 
     def bind() -> dict[str, Any]:
         memory = Memory(operation, schedule, request.problem, layout, window)
@@ -266,13 +275,22 @@ def _bind(
     return launch
 
 
-def _ways(
-    request: Request, window: Window | None
-) -> tuple[Callable[..., HostProgram], type[Launch]]:
+def _context(request: Request) -> dict[str, Any]:
+    """What two ranks have in common if streams of theirs may stand in each other's way."""
+    return {**process(), "index": request.problem.device.index}
+
+
+def _is_shared(asked: list[dict[str, Any]], rank: int) -> bool:
+    """Whether another rank is a thread of the same process, on the same device."""
+    places = [[record[name] for name in ("pid", "pids", "index")] for record in asked]
+    return places.count(places[rank]) > 1
+
+
+def _ways(request: Request, window: Window | None, forks: bool) -> _Ways:
     """What binds a schedule and what calls it: a host walks it, for a device it is enqueued."""
     if window is None or _is_host(request.problem.device):
         return HostProgram, Launch
     from gemmlink.core.device.build import device_program
     from gemmlink.core.device.launch import DeviceLaunch
 
-    return partial(device_program, timeout_s=request.timeout_s), DeviceLaunch
+    return partial(device_program, timeout_s=request.timeout_s, forks=forks), DeviceLaunch

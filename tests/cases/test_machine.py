@@ -46,7 +46,7 @@ def test_o_48_a_transport_that_is_not_there(ranks: Ranks, name: str) -> None:
     """
     for text in ranks(2).run(_chosen, {}, env={"GEMMLINK_TRANSPORT": name}):
         assert text.startswith(
-            "InvalidArgument transport must be auto, shm, symm_mem or 'module:"
+            "InvalidArgument transport must be auto, ipc, shm, symm_mem or 'module:"
         ), text
         assert repr(name) in text
     assert main(["explain", "--transport", name]) != 0
@@ -143,9 +143,9 @@ def test_o_52_two_jobs_on_one_host(folders: list[str], user: int) -> None:
         (
             "TRANSPORT",
             "smh",
-            "transport must be auto, shm, symm_mem or 'module:attribute'; got 'smh'. Did",
+            "transport must be auto, ipc, shm, symm_mem or 'module:attribute'; got 'smh'. Did",
         ),
-        ("TRANSPORT", "SHM", "transport must be auto, shm, symm_mem or"),
+        ("TRANSPORT", "SHM", "transport must be auto, ipc, shm, symm_mem or"),
         ("EPILOGUE", "pul", "Did you mean 'pull'?"),
         ("BACKEND", "eagre", "Did you mean 'eager'?"),
         ("PLUGINS", "no-such-plugin", "name entry points of installed distributions; got 'no-such"),

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 
 import gemmlink
+from gemmlink import settings
 from gemmlink.conformance import quick
 from gemmlink.core.device import launch
 from tests.device_cases import (
@@ -100,7 +101,8 @@ def two_buffers_in_a_graph(rank: int, world: int) -> dict[str, Any]:
 def kit_cells(rank: int, mode: str) -> list[str]:
     """The cells of the kit in one mode: what has failed or not run."""
     with on(CUDA):
-        groups = quick.run(quick.Suite("symm_mem", (mode,), "eager", CUDA))
+        transport = settings.current().transport
+        groups = quick.run(quick.Suite(transport, (mode,), "eager", CUDA))
         assert groups, f"no cells in mode {mode}"
         return [group.line() for group in groups if group.failed or group.skipped]
 
@@ -270,12 +272,12 @@ def alone(rank: int, world: int) -> None:
 
 def words(rank: int, world: int) -> None:
     """The transport by itself: zeroed windows, words, lanes, barrier, liveness."""
-    from gemmlink import groups
-    from gemmlink.transport.symm_mem import SymmetricMemory
+    from gemmlink import groups, plugins, settings
 
     with on(CUDA):
         group = groups.resolve()
-        session = SymmetricMemory().open(group, key=f"words{time.time_ns() >> 40}", timeout_s=20.0)
+        transport: Any = plugins.find("transport", settings.current().transport)
+        session = transport.open(group, key=f"words{time.time_ns() >> 40}", timeout_s=20.0)
         window = session.window(1 << 16)
         assert not window.tensor(rank).any(), "a window that is not zero"
         session.barrier(20.0)

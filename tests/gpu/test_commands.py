@@ -31,7 +31,7 @@ def test_explain_tells_what_auto_takes() -> None:
     code, found = _run("explain", "--shape", "8,8,8", "--device", "cuda")
     text = found["rows"][0]["text"]
     assert code == 0, found
-    assert "for these auto takes symm_mem" in text
+    assert "for these auto takes symm_mem, then ipc" in text
     assert "split-pull" in text
 
 

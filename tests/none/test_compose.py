@@ -98,7 +98,7 @@ def test_an_object_is_compared_between_ranks_by_its_name() -> None:
         ({"epilogue": ""}, ("epilogue must be", "got ''")),
         (
             {"transport": "sham"},
-            ("auto, shm, symm_mem or 'module:attribute'", "Did you mean 'shm'"),
+            ("auto, ipc, shm, symm_mem or 'module:attribute'", "Did you mean 'shm'"),
         ),
         ({"backend": "eagle"}, ("auto, eager", "Did you mean 'eager'")),
         ({"epilogue": "collective", "transport": "sham"}, ("Did you mean 'shm'",)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from gemmlink.spec.contracts import Capabilities
 from gemmlink.spec.operations import all_gather
 from gemmlink.spec.problem import Problem
 from gemmlink.transport import symm_mem
+from gemmlink.transport.ipc import Ipc
 
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 
@@ -51,9 +54,9 @@ def test_a_torch_without_cuda_is_told_what_to_install() -> None:
 
 @without_cuda
 @pytest.mark.parametrize("result", ["copy", "view"])
-def test_cuda_tensors_ask_for_symm_mem(result: str) -> None:
+def test_cuda_tensors_ask_for_a_torch_with_devices(result: str) -> None:
     op = gemmlink.GemmAllGather(4, 4, 4, device="cuda", group=_Pair(), result=result)
-    with pytest.raises(Unavailable, match="transport 'symm_mem' needs CUDA"):
+    with pytest.raises(Unavailable, match="transport 'ipc' needs CUDA or ROCm"):
         op.explain()
 
 
@@ -107,6 +110,18 @@ def test_the_order_of_auto_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA devices of one host; for these auto takes lost, then somewhere" in told
 
 
+def test_ipc_is_taken_where_torch_has_no_symmetric_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Unavailable("transport 'symm_mem' needs CUDA", "a torch for ROCm")
+    monkeypatch.setattr(symm_mem.SymmetricMemory, "probe", mock.Mock(side_effect=lacking))
+    monkeypatch.setattr(Ipc, "probe", _Somewhere.probe)
+    problem = Problem(8, 8, 64, torch.float32, torch.float32, torch.device("cuda"))
+    parts = compose(problem, 2, Choice(), all_gather(2, 8))
+    told = "\n".join(parts.reasons)
+    assert parts.transport_name == "ipc"
+    assert "transport symm_mem: passed over; transport 'symm_mem' needs CUDA" in told
+    assert "for these auto takes symm_mem, then ipc" in told
+
+
 class _Lost(_Somewhere):
     """One that cannot be had."""
 
@@ -133,3 +148,41 @@ def test_library_collectives_and_wire_dtypes_are_for_cpus() -> None:
 def test_tensors_and_transport_must_be_of_one_kind() -> None:
     with pytest.raises(Unsupported, match=r"'symm_mem' serves cuda tensors; got tensors on cpu"):
         _composed(device="cpu")
+
+
+class _Memory:
+    """torch's symmetric memory as it would be with one rank, in the memory of this process."""
+
+    def empty(self, nbytes: int, **_: Any) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def rendezvous(self, own: torch.Tensor, name: str) -> Any:
+        return _Handle(own)
+
+
+class _Handle:
+    def __init__(self, own: torch.Tensor) -> None:
+        self.own, self.buffer_ptrs = own, [own.data_ptr()]
+
+    def get_buffer(self, *_: Any) -> torch.Tensor:
+        return self.own.clone()
+
+
+def test_a_window_that_was_freed_holds_nothing_though_it_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Words are views of all windows: one that keeps them keeps the memory of every rank."""
+    monkeypatch.setattr(symm_mem, "module", _Memory)
+    monkeypatch.setattr(symm_mem, "_name", lambda group: "one")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: mock.Mock())
+    monkeypatch.setattr(torch.cuda, "Stream", mock.Mock())
+    session = symm_mem.SymmSession(gemmlink.SELF, "here", 5.0, [])
+    window = session.window(4096)
+    handle = weakref.ref(window._handle)
+    window.free()
+    window.free()
+    assert handle() is None, "something of a freed window holds its memory"
+    session.window(4096)
+    assert [known.freed for known in session._windows] == [False]
+    session.close()

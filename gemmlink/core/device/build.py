@@ -19,15 +19,23 @@ MACHINES: dict[str, Callable[[torch.device], Machine]] = {"cuda": Gpu}
 
 
 def device_program(
-    schedule: Schedule, memory: Memory, backend: Backend, merge: bool, timeout_s: float
+    schedule: Schedule,
+    memory: Memory,
+    backend: Backend,
+    merge: bool,
+    timeout_s: float,
+    forks: bool = True,
 ) -> DeviceProgram:
-    """The program of one rank, on the device of its problem. ``timeout_s`` limits each call."""
+    """The program of one rank, on the device of its problem. ``timeout_s`` limits each call.
+
+    ``forks``: whether lanes have streams of their own.
+    """
     device = memory.problem.device
     machine = MACHINES[device.type](device)
     addresses = addresses_of(memory)
     desk = Desk(machine, memory.layout, addresses, schedule.plan.rank, timeout_s)
     _load_kernels(machine, desk)
-    return DeviceProgram(schedule, memory, backend, merge, machine, desk)
+    return DeviceProgram(schedule, memory, backend, merge, machine, desk, forks)
 
 
 def _load_kernels(machine: Machine, desk: Desk) -> None:

@@ -18,6 +18,7 @@ from gemmlink.errors import GemmlinkError, Unavailable
 _NO_CONTEXT = 201
 _NOT_READY = 600
 _NO_TIMING = 2
+_NON_BLOCKING = 1
 
 
 class DriverError(GemmlinkError, RuntimeError):
@@ -50,6 +51,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (_HANDLE, _HANDLE),
     "cuEventQuery": (_HANDLE,),
     "cuStreamWaitEvent": (_HANDLE, _HANDLE, _UINT),
+    "cuStreamCreate": (ctypes.POINTER(_HANDLE), _UINT),
     "cuStreamIsCapturing": (_HANDLE, ctypes.POINTER(_INT)),
 }
 
@@ -79,6 +81,12 @@ class Driver:
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy between two places of device memory, by a copy engine where one serves."""
         self._call("cuMemcpyDtoDAsync_v2", to, source, nbytes, stream)
+
+    def new_stream(self) -> int:
+        """A stream that is nobody else's and has no order with the default one."""
+        made = _HANDLE()
+        self._call("cuStreamCreate", ctypes.byref(made), _NON_BLOCKING)
+        return int(made.value or 0)
 
     def event(self) -> int:
         """A new event. It is never destroyed: an operation has few."""

@@ -1,5 +1,9 @@
 """Lanes on a device: side streams that fork from the stream of the call and are joined by it.
 
+Where ranks are threads that share a context, lanes are that stream itself. Streams of one context
+share its hardware queues, whoever made them: a copy behind which one rank waits would stand in a
+queue behind that rank's wait. Each rank's own order, on one stream, cannot.
+
 The gate stands in the call's own stream, before the fork. Behind each copy the same stream sets the
 arrival word, by a kernel that sets nothing once the call has failed.
 
@@ -36,7 +40,10 @@ class _Lane:
 
 
 class Lanes:
-    """The lanes of one operation, by the queue (peer, index) that each is."""
+    """The lanes of one operation, by the queue (peer, index) that each is.
+
+    ``forks``: whether they have streams of their own.
+    """
 
     def __init__(
         self,
@@ -45,18 +52,23 @@ class Lanes:
         memory: Memory,
         addresses: Sequence[int],
         queues: dict[str, tuple[int, int]],
+        forks: bool = True,
     ) -> None:
         self._machine = machine
         self._desk = desk
         self._memory = memory
         self._addresses = addresses
         self._queues = queues
-        self._fork = machine.event() if queues else 0
-        made = {queue: _Lane(machine.new_stream(), machine.event()) for queue in queues.values()}
-        self._lanes = made
+        self._lanes: dict[tuple[int, int], _Lane] = {}
+        if forks and queues:
+            self._fork = machine.event()
+            for queue in dict.fromkeys(queues.values()):
+                self._lanes[queue] = _Lane(machine.new_stream(), machine.event())
 
     def post(self, actions: Sequence[Placed]) -> Callable[[CallState, int], None]:
         """What gives the lanes these actions, behind all that its stream has been given."""
+        if not self._lanes:
+            return self._in_line([self._order(item) for item in actions])
         orders = [(self._lanes[self._queues[item.actor]], self._order(item)) for item in actions]
         lanes = list({id(lane): lane for lane, _ in orders}.values())
 
@@ -77,6 +89,13 @@ class Lanes:
                 self._machine.record(lane.ended, lane.stream)
                 self._machine.wait(stream, lane.ended)
                 lane.used = False
+
+    def _in_line(self, orders: Sequence[Order]) -> Callable[[CallState, int], None]:
+        def step(call: CallState, stream: int) -> None:
+            for order in orders:
+                order(call, stream)
+
+        return step
 
     def _order(self, item: Placed) -> Order:
         action = item.action

@@ -6,6 +6,7 @@ GPUs put an interpreter of the two kernels behind it. ``Gpu`` is the CUDA device
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ _THREADS = 256
 _ROUND = _THREADS * 64
 #: Rounds of blocks that one multiprocessor is given at most.
 _BLOCKS_A_MULTIPROCESSOR = 4
+#: Streams of machines that have gone, by the device. None is ever destroyed.
+_spare: dict[int, list[int]] = {}
 
 
 class Machine(Protocol):
@@ -88,8 +91,8 @@ class Gpu:
         count = torch.cuda.get_device_properties(index).multi_processor_count
         self._blocks = _BLOCKS_A_MULTIPROCESSOR * count
         # What the host asks for while kernels wait must not queue up behind them.
-        self._aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._streams: list[torch.cuda.Stream] = []
+        aside = self.new_stream()
+        self._aside = torch.cuda.ExternalStream(aside, device)  # type: ignore[no-untyped-call]
         self._current = _current_stream()
         self.is_capturing = self._driver.is_capturing
         self.event = self._driver.event
@@ -131,10 +134,15 @@ class Gpu:
         return self._current(self._index)
 
     def new_stream(self) -> int:
-        """A stream of torch's pool."""
-        made = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._streams.append(made)
-        return int(made.cuda_stream)
+        """A stream that nobody else uses as long as this machine lives.
+
+        torch's pool has 32 and then gives the first ones out again: what is enqueued on one of them
+        might stand behind a caller's kernel that waits.
+        """
+        spare = _spare.setdefault(self._index, [])
+        made = spare.pop() if spare else self._driver.new_stream()
+        weakref.finalize(self, spare.append, made)
+        return made
 
     def words(self, arguments: WordsArguments, stream: int) -> None:
         """One CTA: a kernel that waits must not keep others from the device."""

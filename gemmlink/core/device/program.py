@@ -55,6 +55,7 @@ class DeviceProgram(HostProgram):
         merge: bool,
         machine: Machine,
         desk: Desk,
+        forks: bool = True,
     ) -> None:
         if any(phase.wire is not None for phase in memory.phases):
             raise Unsupported("a mover does not decode", f"a wire dtype on {machine.device}")
@@ -63,7 +64,7 @@ class DeviceProgram(HostProgram):
         addresses = addresses_of(memory)
         queues = {p.actor: p.lane for p in schedule.programs if p.lane is not None}
         self._queues = queues
-        self._streams = Lanes(machine, desk, memory, addresses, queues)
+        self._streams = Lanes(machine, desk, memory, addresses, queues, forks)
         self._private: list[Step] = []
         super().__init__(schedule, memory, backend, merge)
 

@@ -65,7 +65,7 @@ def test_a_mistake_with_a_name_is_refuted(mutant: Mutant) -> None:
 
 def test_the_library_is_given_and_gives_what_is_joined() -> None:
     """Each deleted join of its strand is a race: with who stores before, or with who reads."""
-    wanted = {"operation": "all_gather", "mode": "collective"}
+    wanted: dict[str, Any] = {"operation": "all_gather", "mode": "collective"}
     joins = [m for m in deletions(case(**wanted).lowered[0]) if "'join" in m.name]
     found = [_verdict(wanted, mutant) for mutant in joins]
     assert [each.reason for each in found] == ["race"] * 2

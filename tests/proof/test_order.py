@@ -109,6 +109,18 @@ def test_a_later_value_of_narrow_scope_may_be_the_one_that_is_seen() -> None:
     assert _passed([publish(), say(), say(value=2)], [wait()]).proved
 
 
+def test_a_race_is_told_with_the_earlier_call_first() -> None:
+    """Whatever the order in which the proof happens to come across the two."""
+    reads = Does("b", 1, [*(wait(1, value) for value in range(1, 9)), fetch(0)])
+    tells = Does("c", 0, [say(1, value) for value in range(1, 9)], call=1)
+    stores = Does("a", 0, [make(NEWER), put(0)], call=2)
+    late = Does("b", 1, [wait(1, 9), fetch(0)], call=1)
+    word = Does("c", 0, [say(1, 9)], call=2)
+    for does in ([reads, tells, stores], [tells, stores, word, late]):
+        found = _verdict(*does, words=((0, 1), (0, 1)))
+        _refuted(found, "race", "call 1 reads it ('fetch [0]')\nrank 0's a#0 in call 2 stores")
+
+
 def test_an_acquire_is_for_the_waits_before_it_and_no_other_repeats_it() -> None:
     writes, late = [publish(), say()], ("acquire", "system")
     assert _passed(writes, [wait(scope=None), late]).proved

@@ -63,6 +63,16 @@ def test_a_mistake_with_a_name_is_refuted(mutant: Mutant) -> None:
     assert re.search(told, "\n".join(found[0].counterexample)), str(found[0])
 
 
+def test_the_library_is_given_and_gives_what_is_joined() -> None:
+    """Each deleted join of its strand is a race: with who stores before, or with who reads."""
+    wanted: dict[str, Any] = {"operation": "all_gather", "mode": "collective"}
+    joins = [m for m in deletions(case(**wanted).lowered[0]) if "'join" in m.name]
+    found = [_verdict(wanted, mutant) for mutant in joins]
+    assert [each.reason for each in found] == ["race"] * 2
+    assert "host in call 1 reads it ('library collective all_gather')" in str(found[0])
+    assert "host in call 1 stores call 1 rank 0" in str(found[1])
+
+
 #: Which variants, and which of their mechanical mutants: every so many.
 AGREED: list[tuple[dict[str, Any], int]] = [
     ({"operation": "all_gather", "mode": "pull", "fused": False, **_COPY}, 1),

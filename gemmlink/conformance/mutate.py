@@ -2,7 +2,8 @@
 
 A mutant is a change to the object that the adversary runs and proofs are made about. Mechanical
 ones delete each action in turn, swap neighbours, or narrow a scope; named ones are mistakes that
-have been made, or that read as if they were right.
+have been made, or that read as if they were right. Those of ``NAMED`` are in what a rank does;
+``mistakes`` has those in how a case begins, how its calls follow each other, and how ranks recover.
 
 Not every change is a mistake: two words of different ranks may be set in either order, a block that
 loads nothing need not acquire. ``Survey.missed`` lists what nobody noticed, to be looked at.
@@ -30,18 +31,31 @@ from gemmlink.spec.lowered import (
     Retire,
     Strand,
 )
-from gemmlink.spec.schedule import Join, Wait
+from gemmlink.spec.schedule import LOCAL, Join, Wait
 
 #: What becomes of the actions of a strand.
 Edit = Callable[[Strand], Sequence[Action]]
 
 
+def _as_it_is(lowered: Lowered) -> Lowered:
+    return lowered
+
+
+def _untouched(case: Case) -> Case:
+    return case
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A change with a name. It is made on every rank."""
+    """A change with a name: ``change`` of what every rank does, ``whole`` of the case around it."""
 
     name: str
-    change: Callable[[Lowered], Lowered]
+    change: Callable[[Lowered], Lowered] = _as_it_is
+    whole: Callable[[Case], Case] = _untouched
+
+    def of(self, case: Case) -> Case:
+        """The case with the mistake."""
+        return self.whole(case.changed(self.name, self.change))
 
 
 def edited(lowered: Lowered, edit: Edit) -> Lowered:
@@ -164,8 +178,30 @@ def _has_work(actions: Sequence[Action]) -> bool:
 
 def _leaves(action: Action, rank: int) -> bool:
     if isinstance(action, Put):
-        return action.at not in (rank, -1)
+        return action.at not in (rank, LOCAL)
     return isinstance(action, Retire)
+
+
+def gate_in_the_mover(lowered: Lowered) -> Lowered:
+    """Whoever loads from peers waits for ``free``; the producer, whose slot they load, does not."""
+    found = dict.fromkeys(w for s in lowered.strands for w in s.actions if _is_gate(w))
+    movers = {s.actor for s in lowered.strands if any(_pulls(a, lowered.rank) for a in s.actions)}
+
+    def edit(strand: Strand) -> Sequence[Action]:
+        rest: list[Action] = []
+        for action in strand.actions:
+            if isinstance(action, Acquire) and rest and _is_gate(rest[-1]):
+                rest.pop()
+            else:
+                rest.append(action)
+        gate = [action for wait in found for action in (wait, Acquire("system"))]
+        return [*gate, *rest] if strand.actor in movers else rest
+
+    return edited(lowered, edit) if movers else lowered
+
+
+def _pulls(action: Action, rank: int) -> bool:
+    return isinstance(action, Fetch) and action.at not in (rank, LOCAL)
 
 
 def gate_in_the_lanes(lowered: Lowered) -> Lowered:
@@ -212,6 +248,19 @@ def _counted(change: Callable[[int], int]) -> Callable[[Lowered], Lowered]:
         return replace(action, of=change(action.of)) if isinstance(action, Elect) else action
 
     return lambda lowered: edited(lowered, lambda strand: [one(a) for a in strand.actions])
+
+
+def one_counter_for_all_chunks(lowered: Lowered) -> Lowered:
+    """A kernel counts the tiles of all chunks with one counter."""
+
+    def one(action: Action) -> Action:
+        if isinstance(action, Elect):
+            return replace(action, counter=replace(action.counter, index=0))
+        if isinstance(action, Announce) and action.by is not None:
+            return replace(action, by=replace(action.by, index=0))
+        return action
+
+    return edited(lowered, lambda strand: [one(action) for action in strand.actions])
 
 
 def leader_publishes_for_all(lowered: Lowered) -> Lowered:
@@ -289,11 +338,13 @@ NAMED: tuple[Mutant, ...] = (
     Mutant("word before data", word_before_data),
     Mutant("no gate", _kept(lambda action: not _is_gate(action))),
     Mutant("gate only before stores that leave", gate_after_the_own_slot),
+    Mutant("own slot not gated in a pull", gate_in_the_mover),
     Mutant("gate inside the lanes", gate_in_the_lanes),
     Mutant("wait before saying", wait_before_saying),
     Mutant("view given up when the call ends", view_given_up_at_once),
     Mutant("counter one short of the tiles", _counted(lambda of: max(1, of - 1))),
     Mutant("counter one beyond the tiles", _counted(lambda of: of + 1)),
+    Mutant("one counter for all chunks", one_counter_for_all_chunks),
     Mutant("nobody retires", _kept(lambda action: not isinstance(action, Retire))),
     Mutant("no barriers", _kept(lambda action: not isinstance(action, Barrier))),
     Mutant("nobody releases", _kept(lambda action: not isinstance(action, Release))),
@@ -330,8 +381,8 @@ def survey(case: Case, mutants: Iterable[Mutant], seeds: int = 50) -> Survey:
     """Run the adversary on each mutant of ``case``, at most ``seeds`` times."""
     caught, missed, idle = [], [], []
     for mutant in mutants:
-        changed = case.changed(mutant.name, mutant.change)
-        if changed.lowered == case.lowered:
+        changed = mutant.of(case)
+        if replace(changed, name=case.name) == case:
             idle.append(mutant.name)
             continue
         outcome = first_fault(changed, range(seeds))

@@ -21,7 +21,15 @@ from gemmlink.conformance.adversary.faults import Fault
 from gemmlink.conformance.adversary.machine import Machine
 from gemmlink.conformance.adversary.program import Program
 from gemmlink.conformance.adversary.run import Outcome
-from gemmlink.conformance.adversary.tasks import TURN, Clock, Delivery, Flight, Task, Written
+from gemmlink.conformance.adversary.tasks import (
+    NOBODY,
+    TURN,
+    Clock,
+    Delivery,
+    Flight,
+    Task,
+    Written,
+)
 
 #: Words of which a rank sets its own view when it resets.
 _VIEWED = ("enter", "free", "read")
@@ -235,7 +243,7 @@ class Recovery(Machine):
         epoch = max(self._told.values())
         for number, (word, at) in enumerate(self.program.words):
             if at == rank and word.kind in _VIEWED:
-                self.words[number] = Written(epoch, self._known, "system", -1)
+                self.words[number] = Written(epoch, self._known, "system", NOBODY)
         for number, (owner, _) in enumerate(self.program.counters):
             if owner == rank and self._steps.counters:
                 self.counters[number] = (0, self._known)

@@ -1,14 +1,16 @@
-"""Mistakes around what a rank does: how a case begins, and how its calls follow each other.
+"""Mistakes around what a rank does: how a case begins, how its calls follow each other or end.
 
-They are changes of a ``Case``, and a machine runs what comes of them like any other case.
+The former are changes of a ``Case``, and a machine runs what comes of them like any other case. Of
+what is done about calls that end badly (``adversary.recovery``) one step is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gemmlink.conformance.adversary.case import Case, Start
+from gemmlink.conformance.adversary.recovery import Steps
 from gemmlink.conformance.mutate import Mutant, edited
 from gemmlink.spec.lower import ENTRY, Grid, lower
 from gemmlink.spec.lowered import Action, Announce, Counter, Elect, Lowered
@@ -110,4 +112,29 @@ OF_THE_START: tuple[Mutant, ...] = (
 OF_THE_CALLS: tuple[Mutant, ...] = (
     Mutant("number used again after an exception", whole=number_used_again),
     Mutant("counters shared by two shapes", whole=two_shapes(shared=True)),
+)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A step that is left out where calls end badly; ``scenario``: one in which it is missed."""
+
+    name: str
+    steps: Steps
+    scenario: str = "one"
+
+
+OF_THE_RECOVERY: tuple[Dropped, ...] = (
+    Dropped("unquiesced reset", Steps(quiesce=False)),
+    Dropped("unquiesced reset after a failed copy", Steps(quiesce=False), "copy"),
+    Dropped("stores not published before the reset", Steps(publish=False)),
+    Dropped("highest completed instead of issued epoch", Steps(issued=False)),
+    Dropped("counters not cleared in the reset", Steps(counters=False)),
+    Dropped("first call after the reset before all have cleared", Steps(wait=False), "again"),
+    Dropped("nobody is told of a failure", Steps(tell=False)),
+    Dropped("nobody is told of a refusal", Steps(tell=False), "refused"),
+    Dropped("nobody looks for who has left the call", Steps(depart=False), "refused"),
+    Dropped("records trusted though their source has left", Steps(look=False), "refused"),
+    Dropped("refused call not left", Steps(leave=False), "refused"),
+    Dropped("counters not cleared after a refused call", Steps(recount=False), "refused"),
 )

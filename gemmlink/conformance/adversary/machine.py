@@ -82,10 +82,14 @@ class Machine:
         """Run all calls; the hash of the trace. Raises ``Fault``."""
         for rank in range(self.program.case.world):
             self.begin(rank, 1, [0] * len(self.agents))
-        while self.ready:
+        while self.going():
             self.turn()
         self.refuse_stuck()
         return self.hash()
+
+    def going(self) -> bool:
+        """Whether anybody can go on."""
+        return bool(self.ready)
 
     def turn(self) -> None:
         """Somebody's turn."""

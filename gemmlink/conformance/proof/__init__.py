@@ -3,4 +3,18 @@
 | module | job |
 | --- | --- |
 | ``verdict`` | what a proof says |
+| ``graph`` | what comes before what, in all calls of all ranks |
+| ``stuck`` | tells of those who wait for each other |
+| ``clocks`` | what everybody knows at least, and what covers each use of a cell |
+| ``replay`` | the values, where nothing races |
+| ``races`` | all uses of a cell are ordered |
+| ``prove`` | the proof |
+
+Imports go from the top of this table to its bottom. What is proved is what the adversary runs:
+a compiled case, ``adversary.program``.
 """
+
+from gemmlink.conformance.proof.prove import prove
+from gemmlink.conformance.proof.verdict import Verdict
+
+__all__ = ["Verdict", "prove"]

@@ -22,6 +22,7 @@ from gemmlink.spec.lowered import (
     Action,
     Announce,
     Barrier,
+    Counter,
     Elect,
     Fetch,
     Lowered,
@@ -47,11 +48,17 @@ def _untouched(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change with a name: ``change`` of what every rank does, ``whole`` of the case around it."""
+    """A change with a name: ``change`` of what every rank does, ``whole`` of the case around it.
+
+    ``kind`` is what mechanical ones have in common; ``place`` the strand and the action that they
+    are about.
+    """
 
     name: str
     change: Callable[[Lowered], Lowered] = _as_it_is
     whole: Callable[[Case], Case] = _untouched
+    kind: str = "named"
+    place: tuple[int, int] | None = None
 
     def of(self, case: Case) -> Case:
         """The case with the mistake."""
@@ -78,7 +85,8 @@ def deletions(lowered: Lowered) -> Iterator[Mutant]:
     """Every single action deleted in turn."""
     for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
-            yield _at(f"without '{action}' in {strand.name}", place, index, lambda found: found[1:])
+            name = f"without '{action}' in {strand.name}"
+            yield _at(name, _kind("without", action), place, index, lambda found: found[1:])
 
 
 def swaps(lowered: Lowered) -> Iterator[Mutant]:
@@ -86,7 +94,7 @@ def swaps(lowered: Lowered) -> Iterator[Mutant]:
     for place, strand in _strands(lowered):
         for index, (one, two) in enumerate(zip(strand.actions, strand.actions[1:], strict=False)):
             name = f"'{two}' before '{one}' in {strand.name}"
-            yield _at(name, place, index, lambda found: (found[1], found[0], *found[2:]))
+            yield _at(name, "exchanged", place, index, lambda f: (f[1], f[0], *f[2:]))
 
 
 def narrowings(lowered: Lowered) -> Iterator[Mutant]:
@@ -94,9 +102,13 @@ def narrowings(lowered: Lowered) -> Iterator[Mutant]:
     for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
             if isinstance(action, Release | Acquire | Announce) and action.scope == "system":
-                yield _at(
-                    f"only for the device, '{action}' in {strand.name}", place, index, _narrow
-                )
+                name = f"only for the device, '{action}' in {strand.name}"
+                yield _at(name, _kind("device scope of", action), place, index, _narrow)
+
+
+def _kind(what: str, action: Action) -> str:
+    """What is done to actions of a type."""
+    return f"{what} {type(action).__name__.lower()}"
 
 
 def _narrow(found: Sequence[Action]) -> Sequence[Action]:
@@ -106,7 +118,11 @@ def _narrow(found: Sequence[Action]) -> Sequence[Action]:
 
 
 def _at(
-    name: str, place: int, index: int, do: Callable[[Sequence[Action]], Sequence[Action]]
+    name: str,
+    kind: str,
+    place: int,
+    index: int,
+    do: Callable[[Sequence[Action]], Sequence[Action]],
 ) -> Mutant:
     def change(lowered: Lowered) -> Lowered:
         strands = list(lowered.strands)
@@ -115,7 +131,7 @@ def _at(
         strands[place] = replace(strands[place], actions=changed)
         return replace(lowered, strands=tuple(strands))
 
-    return Mutant(name, change)
+    return Mutant(name, change, kind=kind, place=(place, index))
 
 
 # Named ones. Those that find nothing to change in a schedule leave it as it is.
@@ -251,13 +267,18 @@ def _counted(change: Callable[[int], int]) -> Callable[[Lowered], Lowered]:
 
 
 def one_counter_for_all_chunks(lowered: Lowered) -> Lowered:
-    """A kernel counts the tiles of all chunks with one counter."""
+    """A kernel counts the tiles of all chunks with its first counter."""
+    first: dict[str, Counter] = {}
+    for action in lowered.actions():
+        if isinstance(action, Elect):
+            known = first.setdefault(action.counter.actor, action.counter)
+            first[known.actor] = min(known, action.counter, key=lambda counter: counter.index)
 
     def one(action: Action) -> Action:
         if isinstance(action, Elect):
-            return replace(action, counter=replace(action.counter, index=0))
+            return replace(action, counter=first[action.counter.actor])
         if isinstance(action, Announce) and action.by is not None:
-            return replace(action, by=replace(action.by, index=0))
+            return replace(action, by=first[action.by.actor])
         return action
 
     return edited(lowered, lambda strand: [one(action) for action in strand.actions])

@@ -85,7 +85,10 @@ class Nearsighted(_Push):
     """
 
     def edit(self, plan: Plan, actor: str, actions: list[Action]) -> list[Action]:
-        return [replace(a, scope="device") if _is(a, Set, "arrive") else a for a in actions]
+        return [
+            replace(a, scope="device") if isinstance(a, Set) and a.word.kind == "arrive" else a
+            for a in actions
+        ]
 
 
 class MissingSet(_Push):

@@ -9,6 +9,7 @@
 | ``clocks`` | what everybody knows at least, and what covers each use of a cell |
 | ``replay`` | the values, where nothing races |
 | ``races`` | all uses of a cell are ordered |
+| ``resources`` | who may wait where |
 | ``prove`` | the proof |
 
 Imports go from the top of this table to its bottom. What is proved is what the adversary runs:
@@ -16,6 +17,7 @@ a compiled case, ``adversary.program``.
 """
 
 from gemmlink.conformance.proof.prove import prove
+from gemmlink.conformance.proof.resources import Device, residency
 from gemmlink.conformance.proof.verdict import Verdict
 
-__all__ = ["Verdict", "prove"]
+__all__ = ["Device", "Verdict", "prove", "residency"]

@@ -61,6 +61,11 @@ class Part:
         """Whether it outlives its call."""
         return self.code.strand.kind == "queue"
 
+    @property
+    def block(self) -> bool:
+        """Whether it is a block of a kernel."""
+        return self.code.strand.kind == "block"
+
     def __str__(self) -> str:
         return f"rank {self.rank}'s {self.code.strand.name} in call {self.call}"
 

@@ -1,4 +1,4 @@
-"""What a proof takes for granted is looked at: a case that begins or counts otherwise is refuted."""
+"""What a proof takes for granted is looked at: what begins or counts otherwise is refuted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD = {
     "gates of a former life": "free[0] at rank 1 is 4 before the first call",
     "chunks of a former life": "chunk[0,chunk 0] at rank 0 is 4 before the first call",
     "counters of a former life": "rank 0's counter producer.2 is 1 before the first call",
-    "number used again after an exception": "in call 2",
+    "number used again after an exception": "arrive[1,chunk 0] at rank 0 to only 1, 2, 3",
     "counters shared by two shapes": "elects the last of 2 in call 1",
 }
 

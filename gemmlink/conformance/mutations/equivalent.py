@@ -55,7 +55,7 @@ class Reasons:
         if mutant.kind.startswith("without") and isinstance(action, Wait | Join):
             return _still_ordered(self._graph, mutant.place)
         if isinstance(action, Announce):
-            return _unsaid(self._case, action)
+            return _unsaid(self._case, action, strand.actions[index + 1 :])
         return _unfenced(self._case, strand, index)
 
     @cached_property
@@ -95,8 +95,10 @@ def _unfenced(case: Case, strand: Strand, index: int) -> str:
     return "nobody counts on it"
 
 
-def _unsaid(case: Case, action: Announce) -> str:
+def _unsaid(case: Case, action: Announce, behind: Sequence[Action]) -> str:
     """A word that is not set, or for the own device only."""
+    if any(isinstance(each, Elect) and each.counter == action.by for each in behind):
+        return "the block counts once more behind it, so it is never the last one here"
     waits = (each for each in case.lowered[action.at].actions() if isinstance(each, Wait))
     if not any(wait.word == action.word for wait in waits):
         return "nobody waits for the word"

@@ -19,6 +19,7 @@ from gemmlink.conformance.adversary.mood import Mood
 from gemmlink.conformance.adversary.program import Program
 from gemmlink.conformance.adversary.tasks import (
     BLOCKED,
+    NOBODY,
     ON,
     TURN,
     Clock,
@@ -53,10 +54,13 @@ class Machine:
         self.memory = Memory(
             program.cells.private(), self.agents, self.mood.pick, program.cells.name, strict
         )
-        nothing = Written(0, [0] * count, "system", -1)
-        self.words = [nothing] * len(program.words)
+        start = program.case.start
+        self.words = [
+            Written(start.words.get(word, 0), [0] * count, "system", NOBODY)
+            for word in program.words
+        ]
         self.issued = [0] * len(program.words)
-        self.counters = [(0, [0] * count)] * len(program.counters)
+        self.counters = [(start.counters.get(c, 0), [0] * count) for c in program.counters]
         self.ready: list[Turn] = []
         self.trace = array("q")
         self.table: dict[str, Callable[[Task, Any], int]] = {
@@ -78,10 +82,14 @@ class Machine:
         """Run all calls; the hash of the trace. Raises ``Fault``."""
         for rank in range(self.program.case.world):
             self.begin(rank, 1, [0] * len(self.agents))
-        while self.ready:
+        while self.going():
             self.turn()
         self.refuse_stuck()
         return self.hash()
+
+    def going(self) -> bool:
+        """Whether anybody can go on."""
+        return bool(self.ready)
 
     def turn(self) -> None:
         """Somebody's turn."""
@@ -132,6 +140,8 @@ class Machine:
                     continue
             agent.call = call
             self.ready.append(task)
+        if not codes:
+            self.call_ended(rank, call)
 
     def forget(self, rank: int, call: int) -> None:
         """Nothing is known of this call, though its number was used before."""
@@ -187,7 +197,12 @@ class Machine:
             self.begin(rank, call + 1, self.ends(rank, call))
 
     def ends(self, rank: int, call: int) -> Clock:
-        """What is known when a call has ended: all that its strands did, queues apart."""
+        """What is known when a call has ended: all that its strands did, queues apart.
+
+        One in which the rank does nothing tells what is known since the call before.
+        """
+        if call > 1 and not self.program.codes[rank][call - 1]:
+            return self.ends(rank, call - 1)
         clock = [0] * len(self.agents)
         for code in self.program.codes[rank][call - 1]:
             if code.strand.kind != "queue":
@@ -375,8 +390,12 @@ class Machine:
         return TURN
 
     def deliver(self, word: int, written: Written) -> None:
-        """A value arrives; one that was overtaken is of no interest."""
-        if written.value < self.words[word].value:
+        """A value arrives; one that was overtaken is of no interest.
+
+        What nobody has written overtakes nothing, however great it is.
+        """
+        present = self.words[word]
+        if written.value < present.value and present.device != NOBODY:
             return
         self.words[word] = written
         waiting = self.waiting.pop(word, None)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: What comes of an action: nobody noticed; others may; it cannot be done yet.
 ON, TURN, BLOCKED = range(3)
 
+#: The device of who wrote a value that has been there from the start, or since a reset.
+NOBODY = -1
+
 #: A clock that a word, a counter or an ended kernel carries.
 Clock = list[int]
 

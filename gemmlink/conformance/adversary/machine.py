@@ -36,15 +36,20 @@ from gemmlink.spec.schedule import Scope
 class Machine:
     """One run of ``program`` under a seed. ``story`` is a list that is told what happens, or None.
 
-    ``strict`` as in ``memory``.
+    ``strict`` as in ``memory``. ``mood``: who chooses, if it is not the seed.
     """
 
     def __init__(
-        self, program: Program, seed: int, strict: bool = True, story: list[str] | None = None
+        self,
+        program: Program,
+        seed: int,
+        strict: bool = True,
+        story: list[str] | None = None,
+        mood: Mood | None = None,
     ) -> None:
         self.program = program
         self.story = story
-        self.mood = Mood(seed, program.case.world)
+        self.mood = mood or Mood(seed, program.case.world)
         count = len(program.agents)
         self.agents = [
             Agent(number, name, rank, device, count)

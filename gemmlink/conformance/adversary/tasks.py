@@ -134,7 +134,7 @@ class Flight:
     def turn(self, machine: Machine) -> bool:
         """Move one element, any."""
         if self.left:
-            index = int(machine.mood.random.random() * len(self.left))
+            index = machine.mood.among(len(self.left))
             source, target = self.left.pop(index)
             self.done.append((source, machine.memory.copy(self.task.agent, source, target)))
             return True

@@ -128,7 +128,7 @@ class Machine:
         for code in codes:
             agent = self.agents[code.agent]
             task = Task(code, agent, call, self.number(), self.mood.weight())
-            agent.learn(clock)
+            task.begun = clock
             if code.strand.kind == "queue":
                 queue = self.queues.setdefault(code.agent, [])
                 idle = all(before.pc == len(before.code.ops) for before in queue)

@@ -65,7 +65,7 @@ class Machine:
         self.ready: list[Turn] = []
         self.trace = array("q")
         self.table: dict[str, Callable[[Task, Any], int]] = {
-            name: getattr(self, f"_{name}") for name in _NAMES
+            name: getattr(self, f"_{name}") for name in NAMES
         }
         self._count = 0
         self.waiting: dict[int, list[Task]] = {}
@@ -421,7 +421,8 @@ class Machine:
         )
 
 
-_NAMES = (
+#: Of every action what it is compiled to is called.
+NAMES = (
     "make",
     "fetch",
     "add",

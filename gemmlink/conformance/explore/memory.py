@@ -10,6 +10,7 @@ and that is why nobody need try both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 
 from gemmlink.conformance.adversary.memory import Agent, Memory, Message
 from gemmlink.conformance.adversary.values import Value
@@ -44,7 +45,9 @@ class OpenMemory(Memory):
         ``flying``: messages of copies that are not done. With it come, by the ids of the old ones,
         new messages for those that may still change.
         """
-        other = OpenMemory(self._private, agents, self._names)
+        other = copy(self)
+        other._agents = agents
+        other._soft, other._loose = {}, []
         fresh = {id(m): _copied(m) for m in (*self._changing(), *flying)}
         other.history = self.history.copy()
         if fresh:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gemmlink.conformance.adversary.faults import Fault
 from gemmlink.conformance.adversary.program import Program
-from gemmlink.conformance.adversary.tasks import Flight
 from gemmlink.conformance.explore.choices import every, settle
 from gemmlink.conformance.explore.outline import Outline
 from gemmlink.conformance.explore.walker import Key, Walker
@@ -78,7 +77,7 @@ class _Search:
             else:
                 self._left.pop()
             self._go(walker, (path, choice))
-        complete = not self._left or self._fault is not None
+        complete = not self._left or (self._stop and self._fault is not None)
         case = self._outline.program.case.name
         found = self._fault, self._story(), frozenset(self._kinds)
         return Explored(case, len(self._seen), self._runs, complete, *found)
@@ -114,13 +113,7 @@ class _Search:
 
     def _choose(self, walker: Walker, choice: _Choice) -> None:
         index, which = choice
-        turn = walker.ready[index]
-        if isinstance(turn, Flight) and turn.left:
-            turn.left.insert(0, turn.left.pop(which))
-        if self._reduce:
-            walker.do(turn)
-        else:
-            walker.take_turn(turn)
+        walker.do(walker.ready[index], None if self._reduce else which)
 
     def _story(self) -> tuple[str, ...]:
         """What happens on the way to the fault."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any, TypeVar
 
-from gemmlink.conformance.adversary.machine import _NAMES, Machine
+from gemmlink.conformance.adversary.machine import NAMES, Machine
 from gemmlink.conformance.adversary.memory import Agent
 from gemmlink.conformance.adversary.mood import Mood
 from gemmlink.conformance.adversary.program import Op
@@ -76,21 +77,27 @@ class Walker(Machine):
             return not self._running.get((turn.rank, turn.call, argument), 1)
         return True
 
-    def do(self, turn: Turn) -> None:
-        """The next action of somebody who is enabled; all of a flight's copies are one."""
+    def do(self, turn: Turn, which: int | None = None) -> None:
+        """The next action of somebody who is enabled.
+
+        Of a flight, the copy ``which``; without it, all copies are one action.
+        """
         if self.story is not None:
             self.trace.append(turn.number)
         if isinstance(turn, Task):
             self._do_task(turn)
-            return
-        going = True
-        if isinstance(turn, Flight) and turn.left:
-            while turn.left:
-                going = turn.turn(self)
-        else:
-            going = turn.turn(self)
-        if not going:
+        elif not isinstance(turn, Flight):
+            turn.turn(self)
             self.ready.remove(turn)
+        elif not turn.left:
+            self.ready.remove(turn)
+            self.landed(turn)
+        elif which is not None:
+            turn.left.insert(0, turn.left.pop(which))
+            turn.turn(self)
+        else:
+            while turn.left:
+                turn.turn(self)
 
     def _do_task(self, task: Task) -> None:
         ops = task.code.ops
@@ -99,7 +106,7 @@ class Walker(Machine):
             name, argument = ops[task.pc]
             if self.story is not None:
                 self.tell(task, task.code.text(task.pc))
-            if self.table[name](task, argument) == BLOCKED:
+            if _ACTIONS[name](self, task, argument) == BLOCKED:
                 assert name == "collective", f"a blocked {name} was said to be enabled"
                 self.ready.remove(task)
                 return
@@ -108,15 +115,9 @@ class Walker(Machine):
             self.ready.remove(task)
             self.ended(task)
 
-    def take_turn(self, turn: Turn) -> None:
-        """A turn as the adversary's machine gives it, which may be several actions."""
-        self.trace.append(turn.number)
-        self.ready.remove(turn)
-        if turn.turn(self):
-            self.ready.append(turn)
-
     def finish(self) -> None:
         """Nobody is enabled. Raise if somebody still waits."""
+        self.table = {name: getattr(self, f"_{name}") for name in NAMES}
         for task in self.ready:
             assert isinstance(task, Task), "a delivery that is not enabled"
             task.turn(self)
@@ -166,7 +167,6 @@ class Walker(Machine):
         for name in _COPIED:
             setattr(other, name, copy(getattr(self, name)))
         other._given = {key: given.copy() for key, given in self._given.items()}
-        other.table = {name: getattr(other, f"_{name}") for name in _NAMES}
         return other
 
     # Keys.
@@ -210,6 +210,11 @@ class Walker(Machine):
             () if task.begun is None else tuple(task.begun),
         )
 
+
+#: The actions, as functions: of methods every fork would need its own.
+_ACTIONS: dict[str, Callable[[Walker, Task, Any], int]] = {
+    name: getattr(Walker, f"_{name}") for name in NAMES
+}
 
 #: What a fork copies just so.
 _COPIED = ("words", "issued", "counters", "trace", "_running", "_clocks", "_live")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from random import Random
 
 from gemmlink.conformance.adversary.case import Case
@@ -16,7 +17,6 @@ from gemmlink.spec.lowered import (
     Elect,
     Fetch,
     Lowered,
-    Make,
     Put,
     Release,
     Retire,
@@ -39,14 +39,16 @@ def word(source: int, number: int = 0) -> Word:
     return Word("arrive", source, number)
 
 
-def tiny(ranks: Sequence[Sequence[Strand]], calls: int = 1, name: str = "tiny") -> Program:
-    """The strands of both ranks as a program."""
+def tiny(
+    ranks: Sequence[Sequence[Strand]], rows: Sequence[tuple[int, int]], name: str = "tiny"
+) -> Program:
+    """The strands of both ranks as a program; ``rows`` as in a case."""
     made = []
     for rank, strands in enumerate(ranks):
         plan = Plan(rank, 2, 1, True)
         schedule = Schedule(OPERATION.phases[0], plan, ())
         made.append(Lowered(OPERATION, schedule, tuple(strands)))
-    return compile_case(Case(name, tuple(made), ((1, 1),) * calls))
+    return compile_case(Case(name, tuple(made), tuple(rows)))
 
 
 def block(actor: str, index: int, *actions: Action) -> Strand:
@@ -66,12 +68,14 @@ _Said = tuple[Word, int, list[tuple[int, Area]]]
 class Draw:
     """Draws programs: blocks of both ranks store, publish and tell; others wait and look.
 
-    Now and then something of it is left out, or comes to the wrong place.
+    Now and then something of it is left out, or comes to the wrong place. ``largest``: how many
+    places its strands may be at, words apart.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, largest: int = 500) -> None:
         self._random = Random(seed)
         self._seed = seed
+        self._largest = largest
         self._said: list[_Said] = []
         self._numbers = 0
         self._errors = self._random.choice((0.0, 0.03, 0.1))
@@ -86,7 +90,16 @@ class Draw:
                 ranks[rank].append(self._queue(rank))
             if self._likely(0.6):
                 ranks[rank] += self._readers(rank)
-        return tiny(ranks, calls, f"seed {self._seed}")
+        while (program := self._compiled(ranks, calls)) is None:
+            max(ranks, key=len).pop()
+        return program
+
+    def _compiled(self, ranks: Sequence[Sequence[Strand]], calls: int) -> Program | None:
+        """None if it is too large for everything to be tried."""
+        program = tiny(ranks, [(1, 1)] * calls, f"seed {self._seed}")
+        codes = [code for rank in program.codes for code in rank[0]]
+        places = prod(len(code.ops) + 1 for code in codes)
+        return program if places <= self._largest else None
 
     def _likely(self, share: float) -> bool:
         return self._random.random() < share
@@ -117,7 +130,7 @@ class Draw:
     def _put(self, rank: int, at: int, area: Area) -> list[Action]:
         scope: Scope = "device" if self._slips() else "system"
         fences = () if self._slips() else publish(scope)
-        return [Make(tile(rank)), Put(tile(rank), at, area), *fences]
+        return [Put(tile(rank), at, area), *fences]
 
     def _tell(self, rank: int, cells: list[tuple[int, Area]]) -> _Said:
         if not self._likely(0.2):

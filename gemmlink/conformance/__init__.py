@@ -14,6 +14,7 @@
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
 | ``adversary`` | runs lowered schedules as badly as the contracts allow |
 | ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
+| ``explore`` | runs lowered schedules in all ways that differ, instead of some |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
@@ -22,7 +23,7 @@ Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <
 ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
 ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
-``spec`` <- ``adversary`` <- ``mutate``.
+``spec`` <- ``adversary`` <- ``mutate`` <- ``explore``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

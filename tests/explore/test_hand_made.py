@@ -66,11 +66,12 @@ def test_what_is_not_told_is_a_race_whoever_comes_first() -> None:
 @pytest.mark.parametrize("late", [0, 1])
 def test_either_may_be_the_last_to_add(late: int) -> None:
     # Whoever adds before it stores is right only if it is the last.
-    blocks = [[*PUT, *publish(), Elect(COUNTER, 2), LAST], [Elect(COUNTER, 2), LAST]]
-    assert not _kinds([block("a", i, *each) for i, each in enumerate(blocks)], _reader())
-    blocks = [[Elect(COUNTER, 2), LAST], [Elect(COUNTER, 2), LAST]]
-    blocks[late] = [Elect(COUNTER, 2), *PUT, *publish(), LAST]
-    assert _kinds([block("a", i, *each) for i, each in enumerate(blocks)], _reader()) == {"race"}
+    store = (*PUT, *publish())
+    elect = Elect(COUNTER, 2)
+    right = [block("a", 0, *store, elect, LAST), block("a", 1, elect, LAST)]
+    assert not _kinds(right, _reader())
+    wrong = [block("a", i, elect, *(store if i == late else ()), LAST) for i in range(2)]
+    assert _kinds(wrong, _reader()) == {"race"}
 
 
 def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
@@ -78,10 +79,18 @@ def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
     assert _kinds([block("a", 0, SAY, *PUT, *publish())], _reader(), EMPTY) == {"race"}
 
 
+def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
+    # The second value is told to the own device only, and comes when somebody else saw the first.
+    first = block("a", 0, *PUT, *publish(), SAY, Wait(OTHER), Announce(MINE, 1, "device", lag=-1))
+    witness = block("c", 0, Wait(MINE), Announce(OTHER, 0, "system"))
+    assert _kinds([first], [*_reader(), witness]) == {"race"}
+
+
 def test_a_word_that_two_set_may_fall() -> None:
     early = Announce(MINE, 1, "system", lag=1)
-    blocks = [block("a", 0, SAY), block("a", 1, early)]
-    assert _kinds(blocks, _reader()) == {"word"}
+    for one, other in ((SAY, early), (early, SAY)):
+        blocks = [block("a", 0, one), block("a", 1, other)]
+        assert _kinds(blocks, [block("b", 0, Wait(MINE))]) == {"word"}
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gemmlink.conformance.adversary.program import compile_case
 from gemmlink.conformance.adversary.tasks import Task
 from gemmlink.conformance.explore.ahead import Ahead
@@ -11,7 +13,7 @@ from gemmlink.conformance.explore.walker import Walker
 from tests.adversary.cases import case
 
 
-def _walker(**wanted: object) -> Walker:
+def _walker(**wanted: Any) -> Walker:
     return Walker(Outline(compile_case(case(**wanted))))
 
 

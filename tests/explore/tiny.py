@@ -170,7 +170,8 @@ class Draw:
     def _queue(self, rank: int) -> Strand:
         actions: list[Action] = []
         heard = [told for told, at, _ in self._said if at == rank]
-        for area in ("inbox", "outbox")[: self._random.choice((1, 2))]:
+        areas: tuple[Area, ...] = ("inbox", "outbox")
+        for area in areas[: self._random.choice((1, 2))]:
             first = [Wait(self._random.choice(heard)), Acquire("system")] if heard else [Join("a")]
             actions += [*first, Copy(Region(rank, 0), 1 - rank, area)]
             if self._likely(0.6):

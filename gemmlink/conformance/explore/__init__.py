@@ -8,7 +8,7 @@
 | ``ahead`` | how far all others may get while some stand still |
 | ``choices`` | of all that could be next what must be tried |
 | ``search`` | tries it |
-| ``sizes`` | built-in variants, as small as they still tell something |
+| ``sizes`` | built-in protocols, smaller ones of each, and their mutants |
 
 Imports go from the top of this table to its bottom. Of what orders events it shares with the
 adversary all, and with a proof nothing: it walks, and looks where it gets.

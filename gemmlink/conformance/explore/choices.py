@@ -82,7 +82,7 @@ def _is_own(walker: Walker, task: Task) -> bool:
     """Whether what a strand does next may change places with all that others do."""
     name, argument = walker.next_op(task)
     if name == "copy" and 0 < task.pc < len(task.code.ops) - 1:
-        return True
+        return True  # one more on its way, which the others need not notice
     if not task.code.strand.in_order and _flies(walker, task.agent.number):
         return False
     if name == "announce":
@@ -134,11 +134,10 @@ def _alone(walker: Walker, turn: Turn) -> _Group:
 
 def _closed(walker: Walker, groups: Sequence[_Group]) -> list[Turn]:
     """The turns of a group, or of several, before which nothing can happen that concerns them."""
-    found: list[Turn] = []
     for group in sorted(groups, key=_size):
         if _is_closed(walker, group):
             return group.turns
-    return found or _smaller(walker, groups)
+    return _smaller(walker, groups)
 
 
 def _size(group: _Group) -> tuple[int, int]:

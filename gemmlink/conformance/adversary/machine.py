@@ -37,15 +37,20 @@ from gemmlink.spec.schedule import Scope
 class Machine:
     """One run of ``program`` under a seed. ``story`` is a list that is told what happens, or None.
 
-    ``strict`` as in ``memory``.
+    ``strict`` as in ``memory``. ``mood``: who chooses, if it is not the seed.
     """
 
     def __init__(
-        self, program: Program, seed: int, strict: bool = True, story: list[str] | None = None
+        self,
+        program: Program,
+        seed: int,
+        strict: bool = True,
+        story: list[str] | None = None,
+        mood: Mood | None = None,
     ) -> None:
         self.program = program
         self.story = story
-        self.mood = Mood(seed, program.case.world)
+        self.mood = mood or Mood(seed, program.case.world)
         count = len(program.agents)
         self.agents = [
             Agent(number, name, rank, device, count)
@@ -64,7 +69,7 @@ class Machine:
         self.ready: list[Turn] = []
         self.trace = array("q")
         self.table: dict[str, Callable[[Task, Any], int]] = {
-            name: getattr(self, f"_{name}") for name in _NAMES
+            name: getattr(self, f"_{name}") for name in NAMES
         }
         self._count = 0
         self.waiting: dict[int, list[Task]] = {}
@@ -131,7 +136,7 @@ class Machine:
         for code in codes:
             agent = self.agents[code.agent]
             task = Task(code, agent, call, self.number(), self.mood.weight())
-            agent.learn(clock)
+            task.begun = clock
             if code.strand.kind == "queue":
                 queue = self.queues.setdefault(code.agent, [])
                 idle = all(before.pc == len(before.code.ops) for before in queue)
@@ -435,7 +440,8 @@ class Machine:
         )
 
 
-_NAMES = (
+#: Of every action what it is compiled to is called.
+NAMES = (
     "make",
     "fetch",
     "add",

@@ -24,7 +24,7 @@ Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <
 ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
 ``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
-``spec`` <- ``adversary`` <- ``mutate`` <- ``explore``; of both and of ``served``, ``proof`` makes use.
+``spec`` <- ``adversary`` <- ``mutate`` <- ``explore``; ``proof`` makes use of both and of ``served``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

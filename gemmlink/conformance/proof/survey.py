@@ -137,7 +137,8 @@ def mutate_all(wanted: Sequence[Protocol]) -> Iterator[Noticed]:
 def mutants(case: Case) -> list[Mutant]:
     """Mistakes with names, and every deletion, narrowing and swap."""
     first = case.lowered[0]
-    return [*NAMED, *OF_THE_START, *OF_THE_CALLS, *deletions(first), *narrowings(first), *swaps(first)]
+    named = (*NAMED, *OF_THE_START, *OF_THE_CALLS)
+    return [*named, *deletions(first), *narrowings(first), *swaps(first)]
 
 
 def _verdict(case: Case) -> Verdict:

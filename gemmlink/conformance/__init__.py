@@ -23,8 +23,8 @@
 Imports go ``spec``, ``operators`` <- ``problems`` <- ``trials`` <- ``served`` <- ``quick`` <-
 ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``, ``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
-``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
-``spec`` <- ``adversary`` <- ``mutate`` <- ``explore``; ``proof`` makes use of both and of ``served``.
+``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are ``spec`` <- ``adversary`` <-
+``mutate``, of which ``explore`` makes use, and so does ``proof``, which also asks ``served``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

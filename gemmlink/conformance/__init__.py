@@ -16,6 +16,7 @@
 | ``adversary`` | runs lowered schedules as badly as the contracts allow |
 | ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
 | ``proof`` | proves lowered schedules, all that are built in and those of plugins |
+| ``explore`` | runs lowered schedules in all ways that differ, instead of some |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |
@@ -24,8 +25,8 @@ Imports go ``spec``, ``operators`` <- ``problems``, ``devices`` <- ``trials`` <-
 ``quick`` <- ``cli``; ``spec``, ``core`` <- ``touches`` <- ``races``; and ``served``, ``spawn``,
 ``gaps`` <-
 ``contract`` <- ``clauses``, ``asked``, ``routes``, ``races`` <- the contracts <- ``catalog`` <-
-``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are
-``spec`` <- ``adversary`` <- ``mutate``, of which, and of ``served``, ``proof`` makes use.
+``parts`` <- ``certify`` <- ``matrix`` <- ``cli``. By themselves are ``spec`` <- ``adversary`` <-
+``mutate``, of which ``explore`` makes use, and so does ``proof``, which also asks ``served``.
 
 A contract is a class for pytest; subclass it, say what is under test, and every clause is a test::
 

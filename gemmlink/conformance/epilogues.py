@@ -14,7 +14,7 @@ from typing import ClassVar, cast, get_args
 import torch
 
 from gemmlink import plugins
-from gemmlink.conformance import asked, races, routes, trials
+from gemmlink.conformance import asked, races, routes, trials, worst
 from gemmlink.conformance.asked import Asked, Wanted
 from gemmlink.conformance.clauses import Desk, RankContract, clause, require
 from gemmlink.conformance.exact import run_everywhere
@@ -253,6 +253,14 @@ class EpilogueContract(RankContract):
                     plan.world, plan.chunks, areas, plan.buffers, len(phases), parts
                 )
                 _place_all(layout, where, schedule)
+
+    def test_it_is_right_on_the_worst_machine(self) -> None:
+        """Told by tiles, fences and words it is right on the worst machine that contracts allow.
+
+        The adversary runs it on two ranks: operations, forms, results and lanes, few seeds each.
+        """
+        for fault in worst.faults(self._made(), self.wanted()):
+            require(False, fault)
 
     @clause
     def test_digests_are_the_same_in_every_process(self, desk: Desk) -> None:

@@ -2,7 +2,8 @@
 
 A mutant is a change to the object that the adversary runs and proofs are made about. Mechanical
 ones delete each action in turn, swap neighbours, or narrow a scope; named ones are mistakes that
-have been made, or that read as if they were right.
+have been made, or that read as if they were right. Those of ``NAMED`` are in what a rank does;
+``mistakes`` has those in how a case begins, how its calls follow each other, and how ranks recover.
 
 Not every change is a mistake: two words of different ranks may be set in either order, a block that
 loads nothing need not acquire. ``Survey.missed`` lists what nobody noticed, to be looked at.
@@ -21,6 +22,7 @@ from gemmlink.spec.lowered import (
     Action,
     Announce,
     Barrier,
+    Counter,
     Elect,
     Fetch,
     Lowered,
@@ -30,18 +32,37 @@ from gemmlink.spec.lowered import (
     Retire,
     Strand,
 )
-from gemmlink.spec.schedule import Join, Wait
+from gemmlink.spec.schedule import LOCAL, Join, Wait
 
 #: What becomes of the actions of a strand.
 Edit = Callable[[Strand], Sequence[Action]]
 
 
+def _as_it_is(lowered: Lowered) -> Lowered:
+    return lowered
+
+
+def _untouched(case: Case) -> Case:
+    return case
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A change with a name. It is made on every rank."""
+    """A change with a name: ``change`` of what every rank does, ``whole`` of the case around it.
+
+    ``kind`` is what mechanical ones have in common; ``place`` the strand and the action that they
+    are about.
+    """
 
     name: str
-    change: Callable[[Lowered], Lowered]
+    change: Callable[[Lowered], Lowered] = _as_it_is
+    whole: Callable[[Case], Case] = _untouched
+    kind: str = "named"
+    place: tuple[int, int] | None = None
+
+    def of(self, case: Case) -> Case:
+        """The case with the mistake."""
+        return self.whole(case.changed(self.name, self.change))
 
 
 def edited(lowered: Lowered, edit: Edit) -> Lowered:
@@ -64,7 +85,8 @@ def deletions(lowered: Lowered) -> Iterator[Mutant]:
     """Every single action deleted in turn."""
     for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
-            yield _at(f"without '{action}' in {strand.name}", place, index, lambda found: found[1:])
+            name = f"without '{action}' in {strand.name}"
+            yield _at(name, _kind("without", action), place, index, lambda found: found[1:])
 
 
 def swaps(lowered: Lowered) -> Iterator[Mutant]:
@@ -72,7 +94,7 @@ def swaps(lowered: Lowered) -> Iterator[Mutant]:
     for place, strand in _strands(lowered):
         for index, (one, two) in enumerate(zip(strand.actions, strand.actions[1:], strict=False)):
             name = f"'{two}' before '{one}' in {strand.name}"
-            yield _at(name, place, index, lambda found: (found[1], found[0], *found[2:]))
+            yield _at(name, "exchanged", place, index, lambda f: (f[1], f[0], *f[2:]))
 
 
 def narrowings(lowered: Lowered) -> Iterator[Mutant]:
@@ -80,9 +102,13 @@ def narrowings(lowered: Lowered) -> Iterator[Mutant]:
     for place, strand in _strands(lowered):
         for index, action in enumerate(strand.actions):
             if isinstance(action, Release | Acquire | Announce) and action.scope == "system":
-                yield _at(
-                    f"only for the device, '{action}' in {strand.name}", place, index, _narrow
-                )
+                name = f"only for the device, '{action}' in {strand.name}"
+                yield _at(name, _kind("device scope of", action), place, index, _narrow)
+
+
+def _kind(what: str, action: Action) -> str:
+    """What is done to actions of a type."""
+    return f"{what} {type(action).__name__.lower()}"
 
 
 def _narrow(found: Sequence[Action]) -> Sequence[Action]:
@@ -92,7 +118,11 @@ def _narrow(found: Sequence[Action]) -> Sequence[Action]:
 
 
 def _at(
-    name: str, place: int, index: int, do: Callable[[Sequence[Action]], Sequence[Action]]
+    name: str,
+    kind: str,
+    place: int,
+    index: int,
+    do: Callable[[Sequence[Action]], Sequence[Action]],
 ) -> Mutant:
     def change(lowered: Lowered) -> Lowered:
         strands = list(lowered.strands)
@@ -101,7 +131,7 @@ def _at(
         strands[place] = replace(strands[place], actions=changed)
         return replace(lowered, strands=tuple(strands))
 
-    return Mutant(name, change)
+    return Mutant(name, change, kind=kind, place=(place, index))
 
 
 # Named ones. Those that find nothing to change in a schedule leave it as it is.
@@ -164,8 +194,30 @@ def _has_work(actions: Sequence[Action]) -> bool:
 
 def _leaves(action: Action, rank: int) -> bool:
     if isinstance(action, Put):
-        return action.at not in (rank, -1)
+        return action.at not in (rank, LOCAL)
     return isinstance(action, Retire)
+
+
+def gate_in_the_mover(lowered: Lowered) -> Lowered:
+    """Whoever loads from peers waits for ``free``; the producer, whose slot they load, does not."""
+    found = dict.fromkeys(w for s in lowered.strands for w in s.actions if _is_gate(w))
+    movers = {s.actor for s in lowered.strands if any(_pulls(a, lowered.rank) for a in s.actions)}
+
+    def edit(strand: Strand) -> Sequence[Action]:
+        rest: list[Action] = []
+        for action in strand.actions:
+            if isinstance(action, Acquire) and rest and _is_gate(rest[-1]):
+                rest.pop()
+            else:
+                rest.append(action)
+        gate = [action for wait in found for action in (wait, Acquire("system"))]
+        return [*gate, *rest] if strand.actor in movers else rest
+
+    return edited(lowered, edit) if movers else lowered
+
+
+def _pulls(action: Action, rank: int) -> bool:
+    return isinstance(action, Fetch) and action.at not in (rank, LOCAL)
 
 
 def gate_in_the_lanes(lowered: Lowered) -> Lowered:
@@ -212,6 +264,24 @@ def _counted(change: Callable[[int], int]) -> Callable[[Lowered], Lowered]:
         return replace(action, of=change(action.of)) if isinstance(action, Elect) else action
 
     return lambda lowered: edited(lowered, lambda strand: [one(a) for a in strand.actions])
+
+
+def one_counter_for_all_chunks(lowered: Lowered) -> Lowered:
+    """A kernel counts the tiles of all chunks with its first counter."""
+    first: dict[str, Counter] = {}
+    for action in lowered.actions():
+        if isinstance(action, Elect):
+            known = first.setdefault(action.counter.actor, action.counter)
+            first[known.actor] = min(known, action.counter, key=lambda counter: counter.index)
+
+    def one(action: Action) -> Action:
+        if isinstance(action, Elect):
+            return replace(action, counter=first[action.counter.actor])
+        if isinstance(action, Announce) and action.by is not None:
+            return replace(action, by=first[action.by.actor])
+        return action
+
+    return edited(lowered, lambda strand: [one(action) for action in strand.actions])
 
 
 def leader_publishes_for_all(lowered: Lowered) -> Lowered:
@@ -289,11 +359,13 @@ NAMED: tuple[Mutant, ...] = (
     Mutant("word before data", word_before_data),
     Mutant("no gate", _kept(lambda action: not _is_gate(action))),
     Mutant("gate only before stores that leave", gate_after_the_own_slot),
+    Mutant("own slot not gated in a pull", gate_in_the_mover),
     Mutant("gate inside the lanes", gate_in_the_lanes),
     Mutant("wait before saying", wait_before_saying),
     Mutant("view given up when the call ends", view_given_up_at_once),
     Mutant("counter one short of the tiles", _counted(lambda of: max(1, of - 1))),
     Mutant("counter one beyond the tiles", _counted(lambda of: of + 1)),
+    Mutant("one counter for all chunks", one_counter_for_all_chunks),
     Mutant("nobody retires", _kept(lambda action: not isinstance(action, Retire))),
     Mutant("no barriers", _kept(lambda action: not isinstance(action, Barrier))),
     Mutant("nobody releases", _kept(lambda action: not isinstance(action, Release))),
@@ -330,8 +402,8 @@ def survey(case: Case, mutants: Iterable[Mutant], seeds: int = 50) -> Survey:
     """Run the adversary on each mutant of ``case``, at most ``seeds`` times."""
     caught, missed, idle = [], [], []
     for mutant in mutants:
-        changed = case.changed(mutant.name, mutant.change)
-        if changed.lowered == case.lowered:
+        changed = mutant.of(case)
+        if replace(changed, name=case.name) == case:
             idle.append(mutant.name)
             continue
         outcome = first_fault(changed, range(seeds))

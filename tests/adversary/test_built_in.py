@@ -12,7 +12,9 @@ import pytest
 from gemmlink.conformance.adversary.case import Request, build
 from gemmlink.conformance.adversary.run import first_fault
 from gemmlink.conformance.adversary.sweep import OPERATIONS, requests
+from gemmlink.conformance.mutate import edited
 from gemmlink.spec.lower import Grid
+from gemmlink.spec.lowered import Lowered, Put
 
 
 def _sweep(world: int, operation: str, every: int, seeds: int) -> int:
@@ -47,6 +49,24 @@ def test_variants_are_all_there() -> None:
     assert modes("all_reduce") - modes("all_gather") == {(p, f) for p in pairs for f in (1, 0)}
     for request in requests(2):
         assert any(0 in call for call in request.rows), "no variant without an empty call"
+
+
+def test_what_is_kept_is_looked_at() -> None:
+    """Of an all-to-all the whole product may be kept; whoever drops it is caught in every mode."""
+    kept = [r for r in requests(2) if r.plan.get("keep")]
+    assert {r.operation for r in kept} == {"all_to_all"}
+    assert len({_mode(r) for r in kept}) == 7, "not every mode"
+    for request in kept:
+        whole = build(request)
+        found = first_fault(whole.changed("kept", _drop_what_is_kept), range(2))
+        assert found is not None, whole.name
+
+
+def _drop_what_is_kept(lowered: Lowered) -> Lowered:
+    return edited(
+        lowered,
+        lambda strand: [a for a in strand.actions if not isinstance(a, Put) or a.area != "product"],
+    )
 
 
 def _mode(request: Request) -> tuple[str, bool]:

@@ -29,11 +29,13 @@ WHERE: dict[str, list[dict[str, Any]]] = {
     "word before data": [_PUSH, _PULL, _LANES, {**_PUSH, "operation": "reduce_scatter"}],
     "no gate": [_PUSH, _PULL, _LANES, {**_PUSH, **_VIEW}, {**_PUSH, "operation": "all_to_all"}],
     "gate only before stores that leave": [_PULL, {**_PULL, "fused": False}, _LANES],
+    "own slot not gated in a pull": [_PULL, {**_PULL, "fused": False}, {**_PULL, **_VIEW}],
     "gate inside the lanes": [_LANES],
     "wait before saying": [{**_PUSH, **_VIEW}, {**_PULL, **_VIEW}, {**_LANES, **_VIEW}],
     "view given up when the call ends": [{**_PUSH, **_VIEW}, {**_LANES, **_VIEW}],
     "counter one short of the tiles": [_PUSH, _PULL, _LANES, {**_PUSH, "fused": False}],
     "counter one beyond the tiles": [_PUSH, _PULL, _LANES],
+    "one counter for all chunks": [_PUSH, _PULL, _LANES, _DRAINED],
     "nobody retires": [_PUSH, _PULL, _LANES],
     "no barriers": [_PUSH, _PULL, _LANES],
     "nobody releases": [_PUSH, _PULL, _LANES, {**_LANES, "fused": False}],
@@ -65,7 +67,7 @@ def test_a_mistake_with_a_name_is_caught(mutant: Any) -> None:
 def test_a_mistake_with_a_name_gives_wrong_results(mutant: Any) -> None:
     """Where a race as such is no fault, so that nothing but results and deadlocks count."""
     for wanted in WHERE[mutant.name]:
-        changed = case(**wanted).changed(mutant.name, mutant.change)
+        changed = mutant.of(case(**wanted))
         found = first_fault(changed, range(100), strict=False)
         assert found is not None, changed.name
         assert found.fault is not None

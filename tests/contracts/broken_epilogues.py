@@ -78,6 +78,19 @@ class EarlyFree(_Push):
         return [*said, *(a for a in actions if not _is(a, Set, "free"))]
 
 
+class Nearsighted(_Push):
+    """Tells peers of what it has stored there with a word that is for its own device.
+
+    On a host all scopes are one; on devices the data may come after the word.
+    """
+
+    def edit(self, plan: Plan, actor: str, actions: list[Action]) -> list[Action]:
+        return [
+            replace(a, scope="device") if isinstance(a, Set) and a.word.kind == "arrive" else a
+            for a in actions
+        ]
+
+
 class MissingSet(_Push):
     """Does not announce one chunk to one peer."""
 

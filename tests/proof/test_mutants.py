@@ -29,11 +29,13 @@ TOLD = {
     "word before data": ("race", _PUBLISHED),
     "no gate": ("race", _GATE + r".*\n.*\nit has waited for nothing"),
     "gate only before stores that leave": ("race", _GATE),
+    "own slot not gated in a pull": ("race", _GATE),
     "gate inside the lanes": ("race", r"lane\[1,0\] " + _GATE),
     "wait before saying": ("deadlock", r"0's .* wait free\[1\].* 1's .* must set\n.* free\[0\]"),
     "view given up when the call ends": ("race", r"reader in call 2 reads it .*\n.* in call 3"),
     "counter one short of the tiles": ("count", _OWN_COUNT.format(1)),
     "counter one beyond the tiles": ("count", _OWN_COUNT.format(3)),
+    "one counter for all chunks": ("count", r"elects the last of 2, and 4 come:\n(.*\n){3}.*#1"),
     "nobody retires": ("race", _PUBLISHED + " the end of rank 0's producer#0 in call 1"),
     "no barriers": ("race", _PUBLISHED + " the end of rank 0's producer#0 in call 1"),
     "nobody releases": ("race", _PUBLISHED + " the end of rank 0's producer#0 in call 1"),
@@ -61,6 +63,16 @@ def test_a_mistake_with_a_name_is_refuted(mutant: Mutant) -> None:
     reason, told = TOLD[mutant.name]
     assert found[0].reason == reason, str(found[0])
     assert re.search(told, "\n".join(found[0].counterexample)), str(found[0])
+
+
+def test_the_library_is_given_and_gives_what_is_joined() -> None:
+    """Each deleted join of its strand is a race: with who stores before, or with who reads."""
+    wanted: dict[str, Any] = {"operation": "all_gather", "mode": "collective"}
+    joins = [m for m in deletions(case(**wanted).lowered[0]) if "'join" in m.name]
+    found = [_verdict(wanted, mutant) for mutant in joins]
+    assert [each.reason for each in found] == ["race"] * 2
+    assert "host in call 1 reads it ('library collective all_gather')" in str(found[0])
+    assert "host in call 1 stores call 1 rank 0" in str(found[1])
 
 
 #: Which variants, and which of their mechanical mutants: every so many.

@@ -109,6 +109,27 @@ def test_a_later_value_of_narrow_scope_may_be_the_one_that_is_seen() -> None:
     assert _passed([publish(), say(), say(value=2)], [wait()]).proved
 
 
+def test_a_race_is_told_with_the_earlier_call_first() -> None:
+    """Whatever the order in which the proof happens to come across the two."""
+    reads = Does("b", 1, [*(wait(1, value) for value in range(1, 9)), fetch(0)])
+    tells = Does("c", 0, [say(1, value) for value in range(1, 9)], call=1)
+    stores = Does("a", 0, [make(NEWER), put(0)], call=2)
+    late = Does("b", 1, [wait(1, 9), fetch(0)], call=1)
+    word = Does("c", 0, [say(1, 9)], call=2)
+    for does in ([reads, tells, stores], [tells, stores, word, late]):
+        found = _verdict(*does, words=((0, 1), (0, 1)))
+        _refuted(found, "race", "call 1 reads it ('fetch [0]')\nrank 0's a#0 in call 2 stores")
+
+
+def test_an_acquire_is_for_the_waits_before_it_and_no_other_repeats_it() -> None:
+    writes, late = [publish(), say()], ("acquire", "system")
+    assert _passed(writes, [wait(scope=None), late]).proved
+    _refuted(_passed(writes, [wait(scope="device"), late]), "race")
+    waits = Does("b", 1, [wait(scope=None)])
+    acquires = Does("b", 1, [late, fetch(0)], call=2)
+    _refuted(_verdict(Does("a", 0, [put(0), *writes]), waits, acquires), "race")
+
+
 def test_a_store_is_ordered_by_the_one_that_the_same_device_made_over_it() -> None:
     """The first never leaves its device by itself, but it cannot come after the second either."""
     a = Does("a", 0, [make(NEW), put(0), publish("device"), say(0, scope="device")])
@@ -148,6 +169,17 @@ def test_what_was_not_published_before_the_election() -> None:
 def test_a_word_that_only_some_set_is_not_sure() -> None:
     found = _elected([elect(), say(by=0)], [elect()])
     _refuted(found, "deadlock", "only rank 0's a#0 in call 1 sets, and another may be elected")
+
+
+def test_a_value_that_is_not_sure_tells_nothing() -> None:
+    """The first block knows of the second only if it is elected, and goes on to 2 in any case."""
+    found = _elected([elect(), say(by=0), say(value=2)], [elect()])
+    _refuted(found, "race", "rank 1's b#0 in call 1 reads it")
+
+
+def test_who_is_elected_may_be_the_one_who_speaks_to_his_device_only() -> None:
+    found = _elected([elect(), say(by=0)], [elect(), say(by=0, scope="device")])
+    _refuted(found, "race", "rank 1's b#0 in call 1 reads it")
 
 
 def test_who_announces_before_he_can_be_elected() -> None:
@@ -195,12 +227,19 @@ def test_a_join_tells_that_a_queue_has_drained() -> None:
     assert _verdict(_queue([copy(0, 1)], in_order=False), tells, reads).proved
 
 
+def test_a_queue_has_drained_when_all_before_is_done() -> None:
+    tells = Does("host", 0, [join("lane"), say()], kind="host", call=2)
+    reads = Does("b", 1, [wait(), fetch(1)])
+    early, late = _queue([copy(0, 1)], in_order=False), _queue([], in_order=False, call=2)
+    assert _verdict(early, late, tells, reads).proved
+
+
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("call", [1, 2])
-def test_copies_of_one_queue_into_one_cell(call: int, in_order: bool) -> None:
-    parts = [_queue([copy(0, 2)], in_order), _queue([copy(1, 2)], in_order, call)]
-    found = _verdict(*parts)
-    assert found.proved is in_order, str(found)
+def test_copies_of_one_queue_into_one_cell(in_order: bool) -> None:
+    both = [_queue([copy(0, 2), copy(1, 2)], in_order)]
+    for call in (1, 2):
+        assert _verdict(*both).proved is in_order, f"calls 1 and {call}"
+        both = [_queue([copy(0, 2)], in_order), _queue([copy(1, 2)], in_order, call=2)]
 
 
 def test_a_queue_that_waits_for_what_comes_behind_it() -> None:

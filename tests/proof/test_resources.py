@@ -92,6 +92,8 @@ def test_orders_that_are_too_many_are_not_called_right(monkeypatch: pytest.Monke
     assert found.reason == "resources"
     assert "4 blocks may wait at the same time on device 0, which has 3 slots" in str(found)
     assert residency(tight, Device(slots=5)).proved, "no order need be gone through"
+    phases = {**PULL, "operation": "all_reduce", "mode": "push+pull", "fused": False}
+    assert residency(_program(phases, Grid(2, 2)), Device(slots=5)).proved, "one behind the other"
 
 
 def test_a_join_in_the_middle_keeps_the_slot() -> None:

@@ -12,7 +12,8 @@
 | ``tasks`` | who may have a turn: strands, words and copies on their way |
 | ``machine`` | runs a program, turn by turn |
 | ``run`` | a run, or many, and what came of them |
-| ``recovery`` | a rank fails, all hear of it, reset and go on |
+| ``trouble`` | who fails or refuses, in which call, and how |
+| ``recovery`` | calls that end badly: all hear of it, leave the call or reset, and go on |
 | ``sweep`` | everything built in, as cases |
 
 Imports go from the top of this table to its bottom. Only ``gemmlink.spec`` is needed.

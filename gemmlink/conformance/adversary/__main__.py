@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gemmlink.conformance.adversary.case import Request, build
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     told = _parse(arguments)
     wanted = [r for r in requests(told.world, told.more) if told.only in r.name()]
     if told.fail:
-        wanted = [_longer(r) for r in wanted if r.epilogues[0].needs.window]
+        wanted = [each for r in wanted if r.epilogues[0].needs.window for each in _longer(r)]
     wanted = wanted[told.share :: told.shares]
     began, runs = time.monotonic(), 0
     for request in wanted:
@@ -40,8 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if wanted else 2
 
 
-def _longer(request: Request) -> Request:
-    return replace(request, rows=(request.rows + request.rows)[: _BEFORE + _AFTER])
+def _longer(request: Request) -> Iterator[Request]:
+    """More calls; and with entry records, which allow for refusals, where the sweep has none."""
+    longer = replace(request, rows=(request.rows + request.rows)[: _BEFORE + _AFTER])
+    yield longer
+    if longer.plan["view"]:
+        yield replace(longer, entry=True)
 
 
 def _run(program: Program, seed: int, fail: bool, story: list[str] | None) -> Outcome:
@@ -63,7 +68,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--world", type=int, default=2, help="ranks")
     parser.add_argument("--more", action="store_true", help="more sequences of M")
-    parser.add_argument("--fail", action="store_true", help="let a rank fail, then reset")
+    parser.add_argument("--fail", action="store_true", help="let calls end badly, then go on")
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--share", type=int, default=0, help="which share of them, from 0")
     parser.add_argument("--shares", type=int, default=1, help="of how many")

@@ -12,21 +12,40 @@ from typing import Any
 from gemmlink.spec import operations
 from gemmlink.spec.contracts import Epilogue
 from gemmlink.spec.lower import Grid, lower
-from gemmlink.spec.lowered import Lowered
+from gemmlink.spec.lowered import Counter, Lowered
 from gemmlink.spec.operations import Operation
-from gemmlink.spec.schedule import Plan, Schedule, chain
+from gemmlink.spec.schedule import Plan, Schedule, Word, chain
 
 #: What a mutant does: a rank's lowered schedule in, another one out.
 Change = Callable[[Lowered], Lowered]
 
 
 @dataclass(frozen=True)
+class Start:
+    """What is there before the first call: zero, as in a new window, where nothing is told.
+
+    ``words``: of each, the rank at which it lies. ``counters``: of each, the rank that counts.
+    """
+
+    words: Mapping[tuple[Word, int], int] = field(default_factory=dict)
+    counters: Mapping[tuple[int, Counter], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Case:
-    """``lowered[r]`` is what rank r does in each call; ``rows[n][r]`` its M in the nth."""
+    """``lowered[r]`` is what rank r does in each call; ``rows[n][r]`` its M in the nth.
+
+    ``shapes``: what ranks do in calls of further shapes, which take turns with ``lowered``.
+    ``numbers[r]``: the numbers that rank r gives to the calls, 0 to one that it refuses and in
+    which it does nothing; where nothing is told they are 1, 2, 3.
+    """
 
     name: str
     lowered: tuple[Lowered, ...]
     rows: tuple[tuple[int, ...], ...]
+    start: Start = field(default_factory=Start)
+    shapes: tuple[tuple[Lowered, ...], ...] = ()
+    numbers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def world(self) -> int:
@@ -38,9 +57,23 @@ class Case:
         """The largest M."""
         return max(max(call) for call in self.rows)
 
+    def number(self, rank: int, call: int) -> int:
+        """What ``rank`` writes into words in its ``call``th call."""
+        return self.numbers[rank][call - 1] if self.numbers else call
+
+    def doing(self, rank: int, call: int) -> Lowered:
+        """What ``rank`` does in its ``call``th call."""
+        shapes = (self.lowered, *self.shapes)
+        return shapes[(call - 1) % len(shapes)][rank]
+
     def changed(self, name: str, change: Change) -> Case:
         """The same with something done otherwise on all ranks."""
-        return replace(self, name=f"{self.name}: {name}", lowered=tuple(map(change, self.lowered)))
+        return replace(
+            self,
+            name=f"{self.name}: {name}",
+            lowered=tuple(map(change, self.lowered)),
+            shapes=tuple(tuple(map(change, shape)) for shape in self.shapes),
+        )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from gemmlink.conformance.adversary.mood import Mood
 from gemmlink.conformance.adversary.program import Program
 from gemmlink.conformance.adversary.tasks import (
     BLOCKED,
+    NOBODY,
     ON,
     TURN,
     Clock,
@@ -36,15 +37,20 @@ from gemmlink.spec.schedule import Scope
 class Machine:
     """One run of ``program`` under a seed. ``story`` is a list that is told what happens, or None.
 
-    ``strict`` as in ``memory``.
+    ``strict`` as in ``memory``. ``mood``: who chooses, if it is not the seed.
     """
 
     def __init__(
-        self, program: Program, seed: int, strict: bool = True, story: list[str] | None = None
+        self,
+        program: Program,
+        seed: int,
+        strict: bool = True,
+        story: list[str] | None = None,
+        mood: Mood | None = None,
     ) -> None:
         self.program = program
         self.story = story
-        self.mood = Mood(seed, program.case.world)
+        self.mood = mood or Mood(seed, program.case.world)
         count = len(program.agents)
         self.agents = [
             Agent(number, name, rank, device, count)
@@ -53,14 +59,17 @@ class Machine:
         self.memory = Memory(
             program.cells.private(), self.agents, self.mood.pick, program.cells.name, strict
         )
-        nothing = Written(0, [0] * count, "system", -1)
-        self.words = [nothing] * len(program.words)
+        start = program.case.start
+        self.words = [
+            Written(start.words.get(word, 0), [0] * count, "system", NOBODY)
+            for word in program.words
+        ]
         self.issued = [0] * len(program.words)
-        self.counters = [(0, [0] * count)] * len(program.counters)
+        self.counters = [(start.counters.get(c, 0), [0] * count) for c in program.counters]
         self.ready: list[Turn] = []
         self.trace = array("q")
         self.table: dict[str, Callable[[Task, Any], int]] = {
-            name: getattr(self, f"_{name}") for name in _NAMES
+            name: getattr(self, f"_{name}") for name in NAMES
         }
         self._count = 0
         self.waiting: dict[int, list[Task]] = {}
@@ -78,10 +87,14 @@ class Machine:
         """Run all calls; the hash of the trace. Raises ``Fault``."""
         for rank in range(self.program.case.world):
             self.begin(rank, 1, [0] * len(self.agents))
-        while self.ready:
+        while self.going():
             self.turn()
         self.refuse_stuck()
         return self.hash()
+
+    def going(self) -> bool:
+        """Whether anybody can go on."""
+        return bool(self.ready)
 
     def turn(self) -> None:
         """Somebody's turn."""
@@ -123,7 +136,7 @@ class Machine:
         for code in codes:
             agent = self.agents[code.agent]
             task = Task(code, agent, call, self.number(), self.mood.weight())
-            agent.learn(clock)
+            task.begun = clock
             if code.strand.kind == "queue":
                 queue = self.queues.setdefault(code.agent, [])
                 idle = all(before.pc == len(before.code.ops) for before in queue)
@@ -132,6 +145,8 @@ class Machine:
                     continue
             agent.call = call
             self.ready.append(task)
+        if not codes:
+            self.call_ended(rank, call)
 
     def forget(self, rank: int, call: int) -> None:
         """Nothing is known of this call, though its number was used before."""
@@ -187,7 +202,12 @@ class Machine:
             self.begin(rank, call + 1, self.ends(rank, call))
 
     def ends(self, rank: int, call: int) -> Clock:
-        """What is known when a call has ended: all that its strands did, queues apart."""
+        """What is known when a call has ended: all that its strands did, queues apart.
+
+        One in which the rank does nothing tells what is known since the call before.
+        """
+        if call > 1 and not self.program.codes[rank][call - 1]:
+            return self.ends(rank, call - 1)
         clock = [0] * len(self.agents)
         for code in self.program.codes[rank][call - 1]:
             if code.strand.kind != "queue":
@@ -375,8 +395,12 @@ class Machine:
         return TURN
 
     def deliver(self, word: int, written: Written) -> None:
-        """A value arrives; one that was overtaken is of no interest."""
-        if written.value < self.words[word].value:
+        """A value arrives; one that was overtaken is of no interest.
+
+        What nobody has written overtakes nothing, however great it is.
+        """
+        present = self.words[word]
+        if written.value < present.value and present.device != NOBODY:
             return
         self.words[word] = written
         waiting = self.waiting.pop(word, None)
@@ -416,7 +440,8 @@ class Machine:
         )
 
 
-_NAMES = (
+#: Of every action what it is compiled to is called.
+NAMES = (
     "make",
     "fetch",
     "add",

@@ -64,6 +64,10 @@ class Mood:
             ready[chosen].weight = draw()
         return chosen
 
+    def among(self, count: int) -> int:
+        """One of so many that make no difference to a mood."""
+        return int(self._draw() * count)
+
     def leaking(self) -> bool:
         """Whether a store gets on by itself now."""
         return self.leaks > 0.0 and self._draw() < self.leaks

@@ -85,17 +85,17 @@ class _Compiler:
 
     def run(self) -> Program:
         case = self._case
-        codes: list[list[list[Code]]] = []
-        for lowered in case.lowered:
-            calls = range(1, len(case.rows) + 1)
-            codes.append([self._call(lowered, call) for call in calls])
+        calls = range(1, len(case.rows) + 1)
+        codes = [[self._call(rank, call) for call in calls] for rank in range(case.world)]
         return Program(
             case, self._cells, list(self._words), self._told, codes, list(self._counters)
         )
 
-    def _call(self, lowered: Lowered, call: int) -> list[Code]:
-        rows = self._case.rows[call - 1]
-        return [_Strand(self, lowered, strand, call, rows).code() for strand in lowered.strands]
+    def _call(self, rank: int, call: int) -> list[Code]:
+        case = self._case
+        lowered, number, rows = case.doing(rank, call), case.number(rank, call), case.rows[call - 1]
+        strands = lowered.strands if number else ()
+        return [_Strand(self, lowered, each, (call, number), rows).code() for each in strands]
 
     # Numbers.
 
@@ -121,15 +121,20 @@ class _Compiler:
 
 
 class _Strand:
-    """Compiles one strand for one call."""
+    """Compiles one strand for one call: the how manieth, and what number the rank gives to it."""
 
     def __init__(
-        self, owner: _Compiler, lowered: Lowered, strand: Strand, call: int, rows: Sequence[int]
+        self,
+        owner: _Compiler,
+        lowered: Lowered,
+        strand: Strand,
+        call: tuple[int, int],
+        rows: Sequence[int],
     ) -> None:
         self._owner = owner
         self._lowered = lowered
         self._strand = strand
-        self._call = call
+        self._call, self._number = call
         self._rows = rows
         self._rank = lowered.rank
         self._shown: set[tuple[int, int]] = set()
@@ -163,7 +168,7 @@ class _Strand:
 
     def _wait(self, action: Wait, actions: Sequence[Action], index: int) -> tuple[int, Op]:
         """Waits that follow each other are one turn, if they need not wait."""
-        word, wanted = self._owner.word(action.word, self._rank), self._call - action.lag
+        word, wanted = self._owner.word(action.word, self._rank), self._number - action.lag
         following = actions[index + 1] if index + 1 < len(actions) else None
         if isinstance(following, Acquire):
             last = not _is(actions, index + 2, Wait)
@@ -173,7 +178,7 @@ class _Strand:
     def _words(self, action: Announce) -> tuple[Any, ...]:
         by = None if action.by is None else self._owner.counter(self._rank, action.by)
         word = self._owner.word(action.word, action.at)
-        return word, self._call - action.lag, action.scope, by
+        return word, self._number - action.lag, action.scope, by
 
     def _single(self, action: Action) -> Op:
         if isinstance(action, Make):
@@ -204,19 +209,19 @@ class _Strand:
             return "join", action.actor
         if isinstance(action, Post):
             peers = self._lowered.schedule.plan.peers
-            cells = [owner.cells.record(peer, rank, self._call) for peer in peers]
+            cells = [owner.cells.record(peer, rank, self._number) for peer in peers]
             return "post", (cells, self._record(rank))
         if isinstance(action, Look):
-            cell = owner.cells.record(rank, action.source, self._call)
+            cell = owner.cells.record(rank, action.source, self._number)
             return "look", (cell, self._record(action.source))
         assert isinstance(action, Collective), f"an action that cannot be compiled: {action}"
         return "collective", (action.name, *self._library(action))
 
     def _record(self, rank: int) -> Value:
-        return ("record", self._call, self._rows[rank])
+        return ("record", self._number, self._rows[rank])
 
     def _find(self, tile: Tile, at: int, area: Any) -> list[int]:
-        return self._owner.cells.find(tile, at, area, self._rank, self._call, self._rows)
+        return self._owner.cells.find(tile, at, area, self._rank, self._number, self._rows)
 
     def _terms(self, action: Add) -> list[list[int]]:
         """For each element the cells of its terms."""
@@ -287,13 +292,13 @@ class _Strand:
 
     def _given(self, name: str, rank: int) -> list[int]:
         area = "scratch" if self._follows_sum(name) else "product"
-        base = (LOCAL, (rank, 0 if area == "scratch" else self._call), area)
+        base = (LOCAL, (rank, 0 if area == "scratch" else self._number), area)
         cells = self._owner.cells
         return [cells.cell(*base, *place) for place in self._given_places(name, rank)]
 
     def _taken(self, name: str) -> Iterator[tuple[int, list[tuple[int, tuple[int, int]]]]]:
         world, rank, cells = len(self._rows), self._rank, self._owner.cells
-        result = (LOCAL, (rank, self._call), "result")
+        result = (LOCAL, (rank, self._number), "result")
         width = values.shape(self._lowered.operation, self._rows, rank)[1]
         if name == "reduce_scatter":
             first, last = band_rows(self._rows[rank], world, rank)

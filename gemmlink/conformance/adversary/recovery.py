@@ -1,9 +1,16 @@
-"""A rank fails in the middle of a call, all ranks hear of it, reset, and go on.
+"""Calls that end badly: ranks fail in them or refuse them, all hear of it, and go on.
 
-A rank that fails drops what its kernels were doing. When its lanes have come to rest it tells its
-peers (``abort``); whoever waits for a word in that call or a later one, or is about to begin one,
-then fails as well. A call that ends all the same must end right. Every rank, whether it has failed
-or done all its calls, comes to the reset, which takes the four steps of ``core.reset``:
+A call that ends badly drops what the rank's kernels were doing. When its lanes have come to rest
+the rank tells its peers (``abort``: it has refused or failed in call n). Whoever waits for a word
+in that call, begins it, or looks up an entry record of it, then ends it badly as well; so does
+whoever waits in an *earlier* call for a word of that rank, which has left it. A call that ends all
+the same must end right. ``trouble`` draws who fails when.
+
+*Refused* calls need no reset. The rank, and each that has heard of it, says that it reads nothing
+of the call any more (``free``, ``enter``), clears its counters and goes on with the next number.
+
+After a *failure* every rank, whether it has failed or done all its calls, comes to the reset,
+which takes the four steps of ``core.reset``:
 
 1. nothing of this rank moves any more, and all it has stored is where it belongs;
 2. all ranks have told the last call that they have *begun*; what they have written has arrived;
@@ -15,28 +22,50 @@ or done all its calls, comes to the reset, which takes the four steps of ``core.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from gemmlink.conformance.adversary import trouble
 from gemmlink.conformance.adversary.faults import Fault
 from gemmlink.conformance.adversary.machine import Machine
+from gemmlink.conformance.adversary.memory import Agent, Message, latest
 from gemmlink.conformance.adversary.program import Program
 from gemmlink.conformance.adversary.run import Outcome
-from gemmlink.conformance.adversary.tasks import TURN, Clock, Delivery, Flight, Task, Written
+from gemmlink.conformance.adversary.tasks import (
+    BLOCKED,
+    NOBODY,
+    TURN,
+    Clock,
+    Delivery,
+    Flight,
+    Task,
+    Written,
+)
 
 #: Words of which a rank sets its own view when it resets.
 _VIEWED = ("enter", "free", "read")
+#: Words by which a rank says that it has left a call.
+_LEAVING = ("free", "enter")
 
 #: Turns after which nothing will come of a run any more.
 _LIMIT = 20_000
 
+#: How a call ends badly.
+Why = Literal["fails", "refuses"]
+
 
 @dataclass(frozen=True)
 class Steps:
-    """The reset as it is, or with something left out.
+    """What is done about a call that ends badly, or that with something left out.
 
-    ``quiesce``: step 1; ``publish``: that part of it which is about what kernels had stored.
-    ``issued``: step 2 agrees on the last call that was begun, not on the last one done.
-    ``counters``: step 3 clears them. ``wait``: step 4.
+    ``quiesce``: step 1, also of a rank that only leaves a refused call; ``publish``: that part of
+    it which is about what kernels had stored. ``issued``: step 2 agrees on the last call that was
+    begun, not on the last one done. ``counters``: step 3 clears them. ``wait``: step 4.
+
+    ``tell``: peers are told. ``depart``: whoever waits looks for ranks that are further and have
+    left its own call. ``look``: whoever looks up a record asks first whether its source has left.
+    ``leave``: a rank says that it has left a refused call. ``recount``: clears its counters then.
     """
 
     quiesce: bool = True
@@ -44,33 +73,72 @@ class Steps:
     issued: bool = True
     counters: bool = True
     wait: bool = True
+    tell: bool = True
+    depart: bool = True
+    look: bool = True
+    leave: bool = True
+    recount: bool = True
+
+
+@dataclass
+class _Rank:
+    """How far a rank has got. ``first``: the first call of its life. ``why``: its call must end."""
+
+    issued: int = 0
+    done: int = 0
+    life: int = 0
+    first: int = 1
+    why: Why | None = None
+    #: It has dropped its call and is on its way to the next one, or to the reset.
+    out: bool = False
+    #: The last call that each peer has refused or failed in, as far as is known.
+    heard: dict[int, tuple[int, Why]] = field(default_factory=dict)
+    #: What a lane that has stopped had copied, if one has.
+    torn: list[tuple[Agent, list[tuple[int, Message]]]] = field(default_factory=list)
+
+    def nth(self, call: int) -> int:
+        """The how manieth call of this life it is."""
+        return call - self.first + 1
+
+
+@dataclass
+class _Life:
+    """What ranks have agreed on in the reset at its end."""
+
+    told: dict[int, int] = field(default_factory=dict)
+    cleared: set[int] = field(default_factory=set)
+    known: Clock = field(default_factory=list)
 
 
 class Notice:
-    """A failure record on its way to ``rank``."""
+    """A failure record on its way to ``rank``. Who knows of ``tick`` of ``agent`` has it."""
 
-    def __init__(self, number: int, rank: int, weight: float, source: int, call: int) -> None:
+    def __init__(
+        self, number: int, rank: int, weight: float, source: Agent, call: int, why: Why
+    ) -> None:
         self.number = number
         self.rank = rank
         self.weight = weight
-        self._source = source
-        self._call = call
+        self.agent = source
+        self.tick = source.releases
+        self.call = call
+        self.why = why
 
     def turn(self, machine: Recovery) -> bool:
         """Arrive."""
-        machine.hear(self.rank, self._source, self._call)
+        machine.hear(self)
         return False
 
 
-class Reset:
-    """A rank on its way through the reset."""
+class Walk:
+    """A rank on its way through the steps of a reset, or out of a call."""
 
-    def __init__(self, number: int, rank: int) -> None:
+    def __init__(self, number: int, rank: int, steps: Sequence[str]) -> None:
         self.number = number
         self.rank = rank
         #: It waits for others most of the time, so it does not press.
         self.weight = 0.0
-        self._steps = iter(("rest", "come", "clear", "go"))
+        self._steps = iter(steps)
         self._step = next(self._steps)
 
     def turn(self, machine: Recovery) -> bool:
@@ -84,9 +152,10 @@ class Reset:
 
 
 class Recovery(Machine):
-    """A run in which one rank fails in one of the first ``before`` calls; then all reset.
+    """A run in which calls end badly, the first ones in one of the first ``before`` calls.
 
-    ``program`` has at least one call more than that.
+    ``program`` has at least one call more than that. ``scenario``: one of those that ``trouble``
+    knows; None for any.
     """
 
     def __init__(
@@ -97,93 +166,108 @@ class Recovery(Machine):
         steps: Steps | None = None,
         strict: bool = True,
         story: list[str] | None = None,
+        scenario: str | None = None,
     ) -> None:
         super().__init__(program, seed, strict, story)
-        world, draw = program.case.world, self.mood.random.random
-        self._before = before
+        world, draw = program.case.world, trouble.drawing(self.mood.random.random)
+        name = scenario or trouble.drawn(trouble.fitting(program, before), draw)
+        self.script = trouble.script(name, world, before, draw)
         self._steps = steps or Steps()
-        self._victim = int(draw() * world)
-        self._in_call = 1 + int(draw() * before)
-        #: Turns of anybody until it fails, once it is in that call.
-        self._patience = int(draw() * 150)
-        self._issued = [0] * world
-        self._done = [0] * world
-        self._failed: set[int] = set()
-        self._failing: set[int] = set()
-        self._aborts: list[dict[int, int]] = [{} for _ in range(world)]
-        self._told: dict[int, int] = {}
-        self._cleared: set[int] = set()
-        self._known: Clock = []
+        self._ranks = [_Rank() for _ in range(world)]
+        self._lives = [_Life() for _ in range(len(self.script.stops) + 1)]
 
     def run(self) -> str:
-        """Run all calls and the reset; the hash of the trace. Raises ``Fault``."""
+        """Run all calls and resets; the hash of the trace. Raises ``Fault``."""
         came = super().run()
-        last = len(self.program.case.rows)
-        if self._done != [last] * len(self._done):
-            raise Fault("deadlock", f"calls done after the reset: {self._done}, must be {last}")
+        done, last = [state.done for state in self._ranks], len(self.program.case.rows)
+        if done != [last] * len(done):
+            raise Fault("deadlock", f"calls done in the end: {done}, must be {last}")
         return came
 
+    def going(self) -> bool:
+        """Whether anybody can go on; calls that must end badly do so now."""
+        for each in self.script.troubles:
+            self._press(each, at_once=not self.ready)
+        for rank, state in enumerate(self._ranks):
+            if state.why is not None and not state.out:
+                self._end_badly(rank, state.why)
+        return super().going()
+
     def turn(self) -> None:
-        """Somebody's turn, or the end of somebody's call."""
-        if self._issued[self._victim] == self._in_call and self._victim not in self._told:
-            self._patience -= 1
-            if self._patience == 0 and self._done[self._victim] < self._in_call:
-                self._failing.add(self._victim)
-        for rank in sorted(self._failing - self._failed):
-            self._fail(rank)
+        """Somebody's turn."""
         if len(self.trace) > _LIMIT:
             self.refuse_stuck()
-            raise Fault("deadlock", f"no end after {_LIMIT} turns; {self._told} have told")
+            raise Fault("deadlock", f"no end after {_LIMIT} turns")
         super().turn()
+
+    def _press(self, it: trouble.Trouble, at_once: bool) -> None:
+        """Let time pass for a trouble; all of it if nothing else happens any more."""
+        state = self._ranks[it.rank]
+        if it.over or it.kind == "refuses" or state.out or state.life != it.life:
+            return
+        if it.kind == "copy" and not state.torn:
+            return
+        if it.kind == "fails" and state.nth(state.issued) != it.nth:
+            return
+        it.patience = 0 if at_once else it.patience - 1
+        if it.patience <= 0:
+            it.over = True
+            if it.kind == "copy" or state.done < state.issued:
+                state.why = "fails"
 
     # Calls.
 
     def begin(self, rank: int, call: int, clock: Clock) -> None:
-        """Begin a call, perhaps one whose number was used before."""
-        self._issued[rank] = call
+        """Begin a call, perhaps one whose number was used before, unless that is refused."""
+        state = self._ranks[rank]
+        if any(why == "fails" and when < call for when, why in state.heard.values()):
+            self._end_badly(rank, None)
+            return
+        state.issued = call
         self.forget(rank, call)
+        why = self._refusal(rank) or self._why(rank, call, clock)
+        if why is not None:
+            for agent in self._agents_of(rank):
+                agent.learn(clock)
+            self._end_badly(rank, why)
+            return
         super().begin(rank, call, clock)
 
+    def _refusal(self, rank: int) -> Why | None:
+        """Whether the rank itself refuses the call that it has just begun."""
+        state = self._ranks[rank]
+        for it in self.script.troubles:
+            mine = (it.rank, it.life, it.nth) == (rank, state.life, state.nth(state.issued))
+            if mine and it.kind == "refuses" and not it.over:
+                it.over = True
+                return "refuses"
+        return None
+
     def call_ended(self, rank: int, call: int) -> None:
-        """On to the next call, if nothing is known that forbids it, or to the reset."""
-        self._done[rank] = call
-        if rank in self._cleared:
+        """On to the next call, or to the reset."""
+        state = self._ranks[rank]
+        state.done = call
+        if call not in self.script.stops[state.life : state.life + 1]:
             super().call_ended(rank, call)
-        elif self._aborts[rank]:
-            self._fail(rank)
-        elif call == self._before:
-            self.ready.append(Reset(self.number(), rank))
+        elif state.torn:
+            self._end_badly(rank, "fails")
         else:
-            super().call_ended(rank, call)
+            self._end_badly(rank, None)
 
-    def _put(self, task: Task, cells: list[int]) -> int:
-        """A turn may end, and a kernel be dropped, between a store and its release."""
-        super()._put(task, cells)
-        return TURN
+    def _end_badly(self, rank: int, why: Why | None) -> None:
+        """Drop what the rank's kernels do. Its queues go on as far as they can.
 
-    def stalled(self, task: Task) -> None:
-        """Whoever waits looks for failures."""
-        if any(call <= task.call for call in self._aborts[task.rank].values()):
-            self._failing.add(task.rank)
-
-    def hear(self, rank: int, source: int, call: int) -> None:
-        """``rank`` gets the failure record of ``source``."""
-        self._aborts[rank][source] = call
-        for tasks in self.waiting.values():
-            for task in tasks:
-                if task.rank == rank and task.code.strand.kind != "queue":
-                    self.stalled(task)
-
-    def _fail(self, rank: int) -> None:
-        """Drop what the rank's kernels do. Its queues go on as far as they can."""
-        self._failed.add(rank)
-        if self.story is not None:
-            self.story.append(f"{len(self.trace):4} rank {rank} fails in call {self._issued[rank]}")
+        ``why`` is None for a rank that has nothing to tell: it only comes to the reset.
+        """
+        state = self._ranks[rank]
+        state.why, state.out = why, True
+        if self.story is not None and why is not None:
+            self.story.append(f"{len(self.trace):4} rank {rank} {why} in call {state.issued}")
         self._drop(rank, queues=False)
-        for agent in self.agents:
-            if agent.rank == rank:
-                self.memory.publish(agent, "device")  # as kernels do when they end
-        self.ready.append(Reset(self.number(), rank))
+        for agent in self._agents_of(rank):
+            self.memory.publish(agent, "device")  # as kernels do when they end
+        steps = ("rest", "leave") if why == "refuses" else ("rest", "come", "clear", "go")
+        self.ready.append(Walk(self.number(), rank, steps))
 
     def _drop(self, rank: int, queues: bool) -> None:
         def stays(task: object) -> bool:
@@ -196,65 +280,171 @@ class Recovery(Machine):
                 tasks[:] = [task for task in tasks if stays(task)]
         self.ready[:] = [task for task in self.ready if stays(task)]
 
-    # The steps of a reset. Each returns whether it was taken.
+    # Actions that notice, or that go wrong.
+
+    def _put(self, task: Task, cells: list[int]) -> int:
+        """A turn may end, and a kernel be dropped, between a store and its release."""
+        super()._put(task, cells)
+        return TURN
+
+    def _copy(self, task: Task, pairs: list[tuple[int, int]]) -> int:
+        """A copy may fail half-way: then its queue stops for good."""
+        state = self._ranks[task.rank]
+        for it in self.script.troubles:
+            mine = (it.rank, it.life, it.nth) == (task.rank, state.life, state.nth(task.call))
+            if mine and it.kind == "copy" and not it.over and not state.torn:
+                half = pairs[: len(pairs) // 2]
+                made = [(source, self.memory.copy(task.agent, source, to)) for source, to in half]
+                state.torn.append((task.agent, made))
+                return BLOCKED
+        return super()._copy(task, pairs)
+
+    def _look(self, task: Task, argument: tuple[int, Any]) -> int:
+        """A rank that has left a call may have left no record of it."""
+        why = self._why(task.rank, task.call, task.agent.know) if self._steps.look else None
+        if why is None:
+            return super()._look(task, argument)
+        self._ranks[task.rank].why = why
+        return BLOCKED
+
+    # Failure records.
+
+    def hear(self, notice: Notice) -> None:
+        """A failure record arrives, behind all that its source has set before it."""
+        rank, source = notice.rank, notice.agent.rank
+        for each in [each for each in self.ready if isinstance(each, Delivery)]:
+            word, at = self.program.words[each.word]
+            if (word.source, at) == (source, rank) and each.number < notice.number:
+                self.ready.remove(each)
+                self.deliver(each.word, each.written)
+        heard = self._ranks[rank].heard
+        if notice.call >= heard.get(source, (0, notice.why))[0]:  # else it was overtaken
+            heard[source] = (notice.call, notice.why)
+        for tasks in list(self.waiting.values()):
+            for task in tasks:
+                if task.rank == rank:
+                    self.stalled(task)
+
+    def stalled(self, task: Task) -> None:
+        """Whoever waits looks for failures; queues do not."""
+        if task.code.strand.kind == "queue" or not isinstance(task.waits_for, tuple):
+            return
+        awaited = self.program.words[task.waits_for[0]][0].source
+        why = self._why(task.rank, task.call, task.agent.know, awaited)
+        if why is not None and not self._ranks[task.rank].out:
+            self._ranks[task.rank].why = why
+
+    def _why(self, rank: int, call: int, know: Clock, awaited: int | None = None) -> Why | None:
+        """Why a rank must end a call badly. ``awaited``: of whom it waits for a word."""
+        notices = [each for each in self.ready if isinstance(each, Notice) and each.rank == rank]
+        for each in notices:
+            if know[each.agent.number] >= each.tick:  # it knows of what came after
+                self.ready.remove(each)
+                self.hear(each)
+        found: Why | None = None
+        for source, (when, why) in self._ranks[rank].heard.items():
+            left = when > call and source == awaited and self._steps.depart
+            if left or when == call or (when < call and why == "fails"):
+                found = why if found != "fails" else found
+        return found
+
+    # The steps out of a call, and of a reset. Each returns whether it was taken.
 
     def rest(self, rank: int) -> bool:
         """Nothing of this rank moves, and what it has stored is published; then peers may know."""
+        state = self._ranks[rank]
         if self._steps.quiesce:
             if any(isinstance(t, Flight | Task) and t.rank == rank for t in self.ready):
                 return False
             self._drop(rank, queues=True)
-            for agent in self.agents:
-                if agent.rank == rank:
-                    self.queues.pop(agent.number, None)
-                    self.memory.publish(agent, "system" if self._steps.publish else "device")
-        if rank in self._failed:
-            call = self._issued[rank]
-            for peer in range(len(self._done)):
-                if peer != rank:
-                    weight = self.mood.weight()
-                    self.ready.append(Notice(self.number(), peer, weight, rank, call))
+            for agent, made in state.torn:
+                self.memory.copied(agent, made)
+            for agent in self._agents_of(rank):
+                self.queues.pop(agent.number, None)
+                self.memory.publish(agent, "system" if self._steps.publish else "device")
+        state.torn.clear()
+        if state.why is not None and self._steps.tell:
+            self._tell_peers(rank, state.why)
+        return True
+
+    def _tell_peers(self, rank: int, why: Why) -> None:
+        host = next(iter(self._agents_of(rank)))
+        host.learn(self._known_to(self._agents_of(rank)))
+        host.tick()
+        for peer in range(len(self._ranks)):
+            if peer != rank:
+                weight = self.mood.weight()
+                call = self._ranks[rank].issued
+                self.ready.append(Notice(self.number(), peer, weight, host, call, why))
+
+    def leave(self, rank: int) -> bool:
+        """Say that nothing of a refused call is read here any more, and go on."""
+        state, know = self._ranks[rank], self._known_to(self._agents_of(rank))
+        call = state.issued
+        for number, (word, at) in enumerate(self.program.words):
+            if word.source == rank and word.kind in _LEAVING and self._steps.leave:
+                self.issued[number] = call
+                written = Written(call, know, "system", rank)
+                weight = self.mood.weight()
+                self.ready.append(Delivery(self.number(), at, weight, number, written))
+        if self._steps.recount:
+            self._clear_counters(rank, know)
+        state.why, state.out, state.done = None, False, call
+        if call in self.script.stops[state.life : state.life + 1]:
+            self._end_badly(rank, None)
+        elif call < len(self.program.case.rows):
+            self.begin(rank, call + 1, know)
         return True
 
     def come(self, rank: int) -> bool:
         """Come to the exchange; with the last rank, all that was written before has arrived."""
-        calls = self._issued if self._steps.issued else self._done
-        self._told[rank] = calls[rank]
-        if len(self._told) == len(self._done):
+        state, life = self._ranks[rank], self._lives[self._ranks[rank].life]
+        life.told[rank] = state.issued if self._steps.issued else state.done
+        if len(life.told) == len(self._ranks):
             on_their_way = [t for t in self.ready if isinstance(t, Delivery)]
             self.ready[:] = [t for t in self.ready if not isinstance(t, Delivery | Notice)]
             for delivery in on_their_way:
                 self.deliver(delivery.word, delivery.written)
-            self._known = self._all_known()
+            life.known = self._known_to(self.agents)
         return True
 
     def clear(self, rank: int) -> bool:
         """Once all have told: as if everybody had just finished the last call."""
-        if len(self._told) < len(self._done):
+        life = self._lives[self._ranks[rank].life]
+        if len(life.told) < len(self._ranks):
             return False
-        epoch = max(self._told.values())
+        epoch = max(life.told.values())
         for number, (word, at) in enumerate(self.program.words):
             if at == rank and word.kind in _VIEWED:
-                self.words[number] = Written(epoch, self._known, "system", -1)
-        for number, (owner, _) in enumerate(self.program.counters):
-            if owner == rank and self._steps.counters:
-                self.counters[number] = (0, self._known)
-        self._aborts[rank].clear()
-        self._cleared.add(rank)
+                self.words[number] = Written(epoch, life.known, "system", NOBODY)
+        if self._steps.counters:
+            self._clear_counters(rank, life.known)
+        self._ranks[rank].heard.clear()
+        life.cleared.add(rank)
         return True
 
     def go(self, rank: int) -> bool:
         """Once all have cleared: on with the next call."""
-        if self._steps.wait and len(self._cleared) < len(self._done):
+        state, life = self._ranks[rank], self._lives[self._ranks[rank].life]
+        if self._steps.wait and len(life.cleared) < len(self._ranks):
             return False
-        self._failing.clear()
-        self.begin(rank, max(self._told.values()) + 1, self._known)
+        state.life, state.first = state.life + 1, max(life.told.values()) + 1
+        state.why, state.out = None, False
+        self.begin(rank, state.first, life.known)
         return True
 
-    def _all_known(self) -> Clock:
+    def _clear_counters(self, rank: int, know: Clock) -> None:
+        for number, (owner, _) in enumerate(self.program.counters):
+            if owner == rank:
+                self.counters[number] = (0, know)
+
+    def _agents_of(self, rank: int) -> list[Agent]:
+        return [agent for agent in self.agents if agent.rank == rank]
+
+    def _known_to(self, agents: Sequence[Agent]) -> Clock:
         clock = [0] * len(self.agents)
-        for agent in self.agents:
-            clock = [max(one, other) for one, other in zip(clock, agent.know, strict=True)]
+        for agent in agents:
+            clock = latest(clock, agent.know)
         return clock
 
 
@@ -264,9 +454,10 @@ def recover(
     before: int,
     steps: Steps | None = None,
     story: list[str] | None = None,
+    scenario: str | None = None,
 ) -> Outcome:
-    """One run with a failure and a reset."""
-    machine = Recovery(program, seed, before, steps, story=story)
+    """One run in which calls end badly."""
+    machine = Recovery(program, seed, before, steps, story=story, scenario=scenario)
     fault = None
     try:
         machine.run()

@@ -65,9 +65,13 @@ def _modes(operation: str) -> Iterator[tuple[tuple[Epilogue, ...], bool, dict[st
 def _plans(epilogues: Sequence[Epilogue], extra: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if not epilogues[0].needs.window:
         yield extra
+        yield {**extra, "keep": True}
         return
     for view, buffers, complete in product((False, True), (1, 2), (False, True)):
         yield {"view": view, "buffers": buffers, "send_complete": complete, **extra}
+    # What is kept touches no window: the plainest plan of each form tells all.
+    if len(epilogues) == 1 and extra in ({}, {"lane_order": "in_order", "lanes": 1}):
+        yield {"view": False, "buffers": 1, "send_complete": False, "keep": True, **extra}
     if len(epilogues) == 1 and epilogues[0].needs.common:
         yield {"view": True, "common": True}
         yield {"view": True, "common": True, "buffers": 2}
@@ -82,13 +86,15 @@ def _requests_of(
 ) -> Iterator[Request]:
     if plan.get("common") and operation != "all_gather":
         return
+    if plan.get("keep") and operation != "all_to_all":
+        return
     chunks = 2 if fused or plan.get("lanes", 1) > 1 else 1
     base: dict[str, Any] = {"fused": fused, "plan": plan, "chunks": chunks}
     world = len(all_rows[0][0])
     for rows in all_rows:
         for n, options in _options(operation, world, plan):
             yield Request(operation, epilogues, rows=rows, n=n, options=options, **base)
-    if epilogues[0].needs.window and not plan["view"]:
+    if epilogues[0].needs.window and not plan["view"] and not plan.get("keep"):
         n, options = next(_options(operation, world, plan))
         rows = all_rows[0]
         yield Request(operation, epilogues, rows=rows, n=n, options=options, entry=True, **base)

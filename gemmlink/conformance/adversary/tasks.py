@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: What comes of an action: nobody noticed; others may; it cannot be done yet.
 ON, TURN, BLOCKED = range(3)
 
+#: The device of who wrote a value that has been there from the start, or since a reset.
+NOBODY = -1
+
 #: A clock that a word, a counter or an ended kernel carries.
 Clock = list[int]
 
@@ -36,6 +39,7 @@ class Task:
 
     __slots__ = (
         "agent",
+        "begun",
         "call",
         "code",
         "elected",
@@ -56,6 +60,9 @@ class Task:
         self.call = call
         self.number = number
         self.weight = weight
+        #: What its first action knows of: a queue may still be busy when this strand is queued, and
+        #: what it does until then is not behind the end of the call before.
+        self.begun: Clock | None = None
         self.pc = 0
         self.registers: list[Value] = []
         self.heard: list[Written] = []
@@ -65,9 +72,16 @@ class Task:
         #: A word and a value, or an actor.
         self.waits_for: tuple[int, int] | str | None = None
 
+    def start(self) -> None:
+        """Before the first action."""
+        if self.begun is not None:
+            self.agent.learn(self.begun)
+            self.begun = None
+
     def turn(self, machine: Machine) -> bool:
         """Go on; False when it stops being ready."""
         ops, pc, table = self.code.ops, self.pc, machine.table
+        self.start()
         while pc < len(ops):
             name, argument = ops[pc]
             if machine.story is not None:
@@ -134,7 +148,7 @@ class Flight:
     def turn(self, machine: Machine) -> bool:
         """Move one element, any."""
         if self.left:
-            index = int(machine.mood.random.random() * len(self.left))
+            index = machine.mood.among(len(self.left))
             source, target = self.left.pop(index)
             self.done.append((source, machine.memory.copy(self.task.agent, source, target)))
             return True

@@ -4,6 +4,7 @@
 | --- | --- |
 | ``verdict`` | what a proof says |
 | ``graph`` | what comes before what, in all calls of all ranks |
+| ``premises`` | what is taken for granted of a case |
 | ``stuck`` | tells of those who wait for each other |
 | ``clocks`` | what everybody knows at least, and what covers each use of a cell |
 | ``replay`` | the values, where nothing races |

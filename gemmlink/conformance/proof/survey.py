@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
 from gemmlink.conformance.adversary.case import Case
 from gemmlink.conformance.adversary.program import compile_case
+from gemmlink.conformance.mistakes import OF_THE_CALLS, OF_THE_START
 from gemmlink.conformance.mutate import NAMED, Mutant, deletions, narrowings, swaps
 from gemmlink.conformance.proof.protocols import Mode, Protocol, protocols
 from gemmlink.conformance.proof.prove import prove
@@ -128,15 +129,16 @@ def mutate_all(wanted: Sequence[Protocol]) -> Iterator[Noticed]:
     for protocol in wanted:
         case = protocol.case()
         for mutant in mutants(case):
-            changed = case.changed(mutant.name, mutant.change)
-            if changed.lowered != case.lowered:
+            changed = mutant.of(case)
+            if replace(changed, name=case.name) != case:
                 yield Noticed(mutant.name, protocol.name, _verdict(changed))
 
 
 def mutants(case: Case) -> list[Mutant]:
     """Mistakes with names, and every deletion, narrowing and swap."""
     first = case.lowered[0]
-    return [*NAMED, *deletions(first), *narrowings(first), *swaps(first)]
+    named = (*NAMED, *OF_THE_START, *OF_THE_CALLS)
+    return [*named, *deletions(first), *narrowings(first), *swaps(first)]
 
 
 def _verdict(case: Case) -> Verdict:

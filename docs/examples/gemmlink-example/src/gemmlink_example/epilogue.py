@@ -30,6 +30,7 @@ class Pairwise:
             make += common.announce(phase, plan, chunk, part)
         make += common.rest(phase, plan)
         take = _summed(phase, plan) if phase.sums else _taken(phase, plan)
+        take.append(s.Join("producer"))  # what stays with this rank is not announced by a word
         if plan.send_complete and plan.is_last:  # the call ends when nobody reads from here
             take += [s.Set(s.Word("read", plan.rank), at=peer) for peer in plan.peers]
             take += [s.Wait(s.Word("read", peer)) for peer in plan.peers]

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from gemmlink.conformance import EpilogueContract, RankContract, run_together
+from gemmlink.conformance import EpilogueContract
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-class Together(RankContract):
-    """Classes of this module share one set of ranks."""
+class OnTheDevice(EpilogueContract):
+    """What the classes of this module have in common."""
 
     transport = "symm_mem"
     device = "cuda"
     clause_limit_s = 120.0
 
-    @classmethod
-    def outcomes(cls) -> dict[str, str | None]:
-        if "_outcomes" not in vars(cls):
-            run_together(*Together.__subclasses__())
-        return cls._outcomes
 
-
-class TestPush(Together, EpilogueContract):
+class TestPush(OnTheDevice):
     """One read for all peers."""
 
     epilogue = "push"
 
 
-class TestPull(Together, EpilogueContract):
+class TestPull(OnTheDevice):
     """Loads from all peers."""
 
     epilogue = "pull"
 
 
-class TestLanes(Together, EpilogueContract):
+class TestLanes(OnTheDevice):
     """Copies on streams."""
 
     epilogue = "lanes"

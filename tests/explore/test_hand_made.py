@@ -76,7 +76,11 @@ def test_either_may_be_the_last_to_add(late: int) -> None:
 
 def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
     # Only the word of the second call comes behind what was stored in the first.
-    assert _kinds([block("a", 0, SAY, *PUT, *publish())], _reader(), EMPTY) == {"race"}
+    first = block("a", 0, SAY, *PUT, *publish())
+    assert _kinds([first], _reader(), EMPTY) == {"race"}
+    # The same if it comes to the wait only when both values are there.
+    elect = Elect(Counter("b", 0), 2)
+    assert _kinds([first], [*_reader(elect), block("b", 1, elect)], EMPTY) == {"race"}
 
 
 def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
@@ -91,6 +95,9 @@ def test_a_word_that_two_set_may_fall() -> None:
     for one, other in ((SAY, early), (early, SAY)):
         blocks = [block("a", 0, one), block("a", 1, other)]
         assert _kinds(blocks, [block("b", 0, Wait(MINE))]) == {"word"}
+        # The same if the second one cannot set it yet.
+        blocks = [block("a", 0, one), block("a", 1, Elect(COUNTER, 1), other)]
+        assert _kinds(blocks, [block("b", 0, Wait(MINE))]) == {"word"}
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -103,11 +110,13 @@ def test_a_queue_without_order_sets_a_word_before_its_copy_is_there(in_order: bo
 def test_a_queue_may_learn_while_its_copies_are_on_their_way() -> None:
     # The copy is right only if it is made after the word has come that tells of its source.
     own = (Make(tile(0)), Put(tile(0), 0, "inbox"), *publish(), Announce(MINE, 0, "system"))
-    copied = (Copy(Region(0, 0), 1), Wait(MINE), Acquire("system"))
-    for order in (copied, (*copied[1:], copied[0])):
-        lane = Strand("lane", 0, "queue", order, (1, 0), in_order=False)
-        wrong = {"race"} if order is copied else set()
-        assert _kinds([block("a", 0, *own), lane], [block("b", 0, Acquire("system"))]) == wrong
+    copied = Copy(Region(0, 0), 1)
+    told: tuple[Action, ...]
+    for told in ((Wait(MINE), Acquire("system")), (Join("a"),)):
+        for early in (True, False):
+            order = (copied, *told) if early else (*told, copied)
+            lane = Strand("lane", 0, "queue", order, (1, 0), in_order=False)
+            assert _kinds([block("a", 0, *own), lane], []) == ({"race"} if early else set())
 
 
 def test_a_join_of_a_queue_waits_for_its_copies() -> None:

@@ -90,6 +90,14 @@ def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
     assert _kinds([first], [*_reader(), witness]) == {"race"}
 
 
+def test_a_wait_may_see_what_is_set_in_the_next_call() -> None:
+    # Elected every second time, that is in the second call, it tells the own device only.
+    again = (Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER))
+    first = block("a", 0, *PUT, *publish(), SAY, *again, Wait(OTHER))
+    witness = block("c", 0, Wait(MINE), Announce(OTHER, 0, "system"))
+    assert _kinds([first], [*_reader(), witness], EMPTY) == {"race"}
+
+
 def test_a_word_that_two_set_may_fall() -> None:
     early = Announce(MINE, 1, "system", lag=1)
     for one, other in ((SAY, early), (early, SAY)):
@@ -102,9 +110,12 @@ def test_a_word_that_two_set_may_fall() -> None:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_queue_without_order_sets_a_word_before_its_copy_is_there(in_order: bool) -> None:
-    copied = (Copy(Region(0, 0), 1), SAY)
-    lane = Strand("lane", 0, "queue", copied, (1, 0), in_order)
-    assert _kinds([lane], _reader()) == (set() if in_order else {"race"})
+    told = block("c", 0, Announce(OTHER, 0, "system"))
+    between: tuple[Action, ...]
+    for between in ((), (Wait(OTHER),)):
+        copied = (Copy(Region(0, 0), 1), *between, SAY)
+        lane = Strand("lane", 0, "queue", copied, (1, 0), in_order)
+        assert _kinds([lane], [*_reader(), told]) == (set() if in_order else {"race"})
 
 
 def test_a_queue_may_learn_while_its_copies_are_on_their_way() -> None:

@@ -28,6 +28,9 @@ PUT: tuple[Action, ...] = (Make(tile(0)), Put(tile(0), 1, "inbox"))
 SAY = Announce(MINE, 1, "system")
 LAST = Announce(MINE, 1, "system", by=COUNTER)
 LOOK: tuple[Action, ...] = (Acquire("system"), Fetch(tile(0), 1, "inbox"))
+#: Three blocks of a reader add to a counter, and so it matters where they are.
+MEET = Elect(Counter("b", 0), 3)
+OTHERS = [block("b", 1, MEET), block("b", 2, MEET)]
 #: M of a second call in which nobody has anything to move.
 EMPTY = ((1, 1), (0, 0))
 
@@ -74,13 +77,41 @@ def test_either_may_be_the_last_to_add(late: int) -> None:
     assert _kinds(wrong, _reader()) == {"race"}
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_was_elected_tells_places_apart(late: int) -> None:
+    # It is remembered while they meet again.
+    elect, again = Elect(COUNTER, 2), Elect(Counter("a", 1), 2)
+    store = (*PUT, *publish())
+    wrong = [block("a", i, elect, again, *(store if i == late else ()), LAST) for i in range(2)]
+    assert _kinds(wrong, _reader()) == {"race"}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_a_word_tells_of_tells_places_apart(late: int) -> None:
+    # Both set it to the same value, and only one of them has stored.
+    store = (*PUT, *publish())
+    both = [block("a", i, *(store if i == late else ()), SAY) for i in range(2)]
+    assert _kinds(both, [*_reader(MEET), *OTHERS]) == {"race"}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_was_heard_tells_places_apart(first: bool) -> None:
+    # It was heard before the blocks meet, and is acquired after that.
+    if first:
+        mine, rows = block("a", 0, SAY, *PUT, *publish()), EMPTY
+    else:
+        late = Announce(MINE, 1, "device", lag=-1)
+        mine, rows = block("a", 0, *PUT, *publish(), SAY, late), EMPTY[:1]
+    reader = block("b", 0, Wait(MINE), MEET, *LOOK)
+    assert _kinds([mine], [reader, *OTHERS], rows) == {"race"}
+
+
 def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
     # Only the word of the second call comes behind what was stored in the first.
     first = block("a", 0, SAY, *PUT, *publish())
     assert _kinds([first], _reader(), EMPTY) == {"race"}
     # The same if it comes to the wait only when both values are there.
-    elect = Elect(Counter("b", 0), 2)
-    assert _kinds([first], [*_reader(elect), block("b", 1, elect)], EMPTY) == {"race"}
+    assert _kinds([first], [*_reader(MEET), *OTHERS], EMPTY) == {"race"}
 
 
 def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
@@ -88,6 +119,12 @@ def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
     first = block("a", 0, *PUT, *publish(), SAY, Wait(OTHER), Announce(MINE, 1, "device", lag=-1))
     witness = block("c", 0, Wait(MINE), Announce(OTHER, 0, "system"))
     assert _kinds([first], [*_reader(), witness]) == {"race"}
+
+
+def test_a_wait_may_see_what_somebody_sets_who_is_yet_to_be_elected() -> None:
+    elect, late = Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER)
+    first = block("a", 0, *PUT, *publish(), SAY, elect, late)
+    assert _kinds([first, block("a", 1, elect)], _reader()) == {"race"}
 
 
 def test_a_wait_may_see_what_is_set_in_the_next_call() -> None:

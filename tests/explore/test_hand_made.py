@@ -97,6 +97,7 @@ def test_what_a_word_tells_of_tells_places_apart(late: int) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_was_heard_tells_places_apart(first: bool) -> None:
     # It was heard before the blocks meet, and is acquired after that.
+    rows: tuple[tuple[int, int], ...]
     if first:
         mine, rows = block("a", 0, SAY, *PUT, *publish()), EMPTY
     else:

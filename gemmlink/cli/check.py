@@ -54,6 +54,14 @@ def _add_protocol(subjects: words.Parsers) -> None:
         help="names, module:attribute or pairs of them; all for everything built in",
     )  # fmt: skip
     parser.add_argument(
+        "--slots", type=words.positive, metavar="N",
+        help="blocks that a device has room for at the same time (132)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--share", type=words.positive, default=1, metavar="N",
+        help="ranks that share a device (1); their kernels have one block each",
+    )  # fmt: skip
+    parser.add_argument(
         "--mutants", action="store_true",
         help="make mistakes in protocols of 2 ranks and tell which ones the proof notices",
     )  # fmt: skip
@@ -71,7 +79,9 @@ def run(arguments: argparse.Namespace) -> output.Outcome:
     from gemmlink.conformance.proof import survey
 
     wanted = _wanted(arguments, _scopes(arguments))
-    found = [proof for each in wanted.values() for proof in survey.prove_all(each)]
+    device = replace(survey.ROOMY, slots=arguments.slots or survey.ROOMY.slots)
+    device = replace(device, ranks=arguments.share)
+    found = [proof for each in wanted.values() for proof in survey.prove_all(each, device)]
     covered = [f"checked {len(each)} at {scope}" for scope, each in wanted.items() if each]
     return outcome(found, covered)
 
@@ -160,8 +170,8 @@ def mutants(found: Sequence[Noticed]) -> output.Outcome:
 def _write(arguments: argparse.Namespace) -> output.Outcome:
     from gemmlink.conformance.proof import page
 
-    more = (arguments.world, arguments.chunks, arguments.only, arguments.mutants)
-    if any(more) or arguments.epilogue != ("all",):
+    more = (arguments.world, arguments.chunks, arguments.only, arguments.mutants, arguments.slots)
+    if any(more) or arguments.epilogue != ("all",) or arguments.share > 1:
         raise InvalidArgument("--write is about all that is built in", "more words", "Omit them.")
     made = page.build()
     arguments.write.write_text(made.text(), encoding="utf-8")

@@ -15,8 +15,11 @@
 | ``races`` | what a set of schedules orders, over several calls, and what it leaves to chance |
 | ``adversary`` | runs lowered schedules as badly as the contracts allow |
 | ``mutate`` | lowered schedules with one mistake, to see whether anybody notices |
+| ``mistakes`` | the same around schedules: how calls begin, follow each other, and recover |
+| ``mutations``, ``mutation_table`` | who notices which mistake, as a page |
 | ``proof`` | proves lowered schedules, all that are built in and those of plugins |
 | ``explore`` | runs lowered schedules in all ways that differ, instead of some |
+| ``cross_check`` | whether proofs and explorations agree |
 | ``epilogues``, ``backends`` | the contracts of an epilogue and of a backend |
 | ``catalog`` | the ids of all clauses and cells |
 | ``parts``, ``certify``, ``matrix`` | what is under test; runs all of it; the support matrix |

@@ -12,10 +12,11 @@ import pytest
 
 from gemmlink.conformance.adversary.case import build
 from gemmlink.conformance.adversary.program import compile_case
+from gemmlink.conformance.adversary.run import run
 from gemmlink.conformance.adversary.sweep import OPERATIONS
 from gemmlink.conformance.explore import explore
 from gemmlink.conformance.explore.__main__ import main
-from gemmlink.conformance.explore.sizes import explore_some, protocols, sizes
+from gemmlink.conformance.explore.sizes import explore_some, mutants, protocols, sizes
 from gemmlink.conformance.mutate import NAMED
 from tests.adversary.cases import find
 
@@ -81,3 +82,16 @@ def test_the_command_tells_how_it_ends(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["--only", only, "--limit", "1"]) == 1
     assert "1 explorations too large" in capsys.readouterr().out
     assert main(["--only", "no such protocol"]) == 2
+
+
+def test_what_a_seed_shows_is_among_all_executions() -> None:
+    request = find(operation="all_gather", mode="pull", fused=True, **_COPY)
+    case = build(replace(request, rows=request.rows[:3], chunks=1))
+    shown = 0
+    for changed in list(mutants(case))[::3]:
+        program = compile_case(changed)
+        faults = [outcome.fault for seed in range(5) if (outcome := run(program, seed)).fault]
+        shown += bool(faults)
+        if faults:
+            assert explore(program).fault is not None, f"{changed.name}: {faults[0]}"
+    assert shown > 10

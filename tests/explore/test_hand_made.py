@@ -28,6 +28,9 @@ PUT: tuple[Action, ...] = (Make(tile(0)), Put(tile(0), 1, "inbox"))
 SAY = Announce(MINE, 1, "system")
 LAST = Announce(MINE, 1, "system", by=COUNTER)
 LOOK: tuple[Action, ...] = (Acquire("system"), Fetch(tile(0), 1, "inbox"))
+#: Three blocks of a reader add to a counter, and so it matters where they are.
+MEET = Elect(Counter("b", 0), 3)
+OTHERS = [block("b", 1, MEET), block("b", 2, MEET)]
 #: M of a second call in which nobody has anything to move.
 EMPTY = ((1, 1), (0, 0))
 
@@ -74,9 +77,42 @@ def test_either_may_be_the_last_to_add(late: int) -> None:
     assert _kinds(wrong, _reader()) == {"race"}
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_was_elected_tells_places_apart(late: int) -> None:
+    # It is remembered while they meet again.
+    elect, again = Elect(COUNTER, 2), Elect(Counter("a", 1), 2)
+    store = (*PUT, *publish())
+    wrong = [block("a", i, elect, again, *(store if i == late else ()), LAST) for i in range(2)]
+    assert _kinds(wrong, _reader()) == {"race"}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_a_word_tells_of_tells_places_apart(late: int) -> None:
+    # Both set it to the same value, and only one of them has stored.
+    store = (*PUT, *publish())
+    both = [block("a", i, *(store if i == late else ()), SAY) for i in range(2)]
+    assert _kinds(both, [*_reader(MEET), *OTHERS]) == {"race"}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_was_heard_tells_places_apart(first: bool) -> None:
+    # It was heard before the blocks meet, and is acquired after that.
+    rows: tuple[tuple[int, int], ...]
+    if first:
+        mine, rows = block("a", 0, SAY, *PUT, *publish()), EMPTY
+    else:
+        late = Announce(MINE, 1, "device", lag=-1)
+        mine, rows = block("a", 0, *PUT, *publish(), SAY, late), EMPTY[:1]
+    reader = block("b", 0, Wait(MINE), MEET, *LOOK)
+    assert _kinds([mine], [reader, *OTHERS], rows) == {"race"}
+
+
 def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
     # Only the word of the second call comes behind what was stored in the first.
-    assert _kinds([block("a", 0, SAY, *PUT, *publish())], _reader(), EMPTY) == {"race"}
+    first = block("a", 0, SAY, *PUT, *publish())
+    assert _kinds([first], _reader(), EMPTY) == {"race"}
+    # The same if it comes to the wait only when both values are there.
+    assert _kinds([first], [*_reader(MEET), *OTHERS], EMPTY) == {"race"}
 
 
 def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
@@ -86,28 +122,50 @@ def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
     assert _kinds([first], [*_reader(), witness]) == {"race"}
 
 
+def test_a_wait_may_see_what_somebody_sets_who_is_yet_to_be_elected() -> None:
+    elect, late = Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER)
+    first = block("a", 0, *PUT, *publish(), SAY, elect, late)
+    assert _kinds([first, block("a", 1, elect)], _reader()) == {"race"}
+
+
+def test_a_wait_may_see_what_is_set_in_the_next_call() -> None:
+    # Elected every second time, that is in the second call, it tells the own device only.
+    again = (Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER))
+    first = block("a", 0, *PUT, *publish(), SAY, *again, Wait(OTHER))
+    witness = block("c", 0, Wait(MINE), Announce(OTHER, 0, "system"))
+    assert _kinds([first], [*_reader(), witness], EMPTY) == {"race"}
+
+
 def test_a_word_that_two_set_may_fall() -> None:
     early = Announce(MINE, 1, "system", lag=1)
     for one, other in ((SAY, early), (early, SAY)):
         blocks = [block("a", 0, one), block("a", 1, other)]
         assert _kinds(blocks, [block("b", 0, Wait(MINE))]) == {"word"}
+        # The same if the second one cannot set it yet.
+        blocks = [block("a", 0, one), block("a", 1, Elect(COUNTER, 1), other)]
+        assert _kinds(blocks, [block("b", 0, Wait(MINE))]) == {"word"}
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_queue_without_order_sets_a_word_before_its_copy_is_there(in_order: bool) -> None:
-    copied = (Copy(Region(0, 0), 1), SAY)
-    lane = Strand("lane", 0, "queue", copied, (1, 0), in_order)
-    assert _kinds([lane], _reader()) == (set() if in_order else {"race"})
+    told = block("c", 0, Announce(OTHER, 0, "system"))
+    between: tuple[Action, ...]
+    for between in ((), (Wait(OTHER),)):
+        copied = (Copy(Region(0, 0), 1), *between, SAY)
+        lane = Strand("lane", 0, "queue", copied, (1, 0), in_order)
+        assert _kinds([lane], [*_reader(), told]) == (set() if in_order else {"race"})
 
 
 def test_a_queue_may_learn_while_its_copies_are_on_their_way() -> None:
     # The copy is right only if it is made after the word has come that tells of its source.
     own = (Make(tile(0)), Put(tile(0), 0, "inbox"), *publish(), Announce(MINE, 0, "system"))
-    copied = (Copy(Region(0, 0), 1), Wait(MINE), Acquire("system"))
-    for order in (copied, (*copied[1:], copied[0])):
-        lane = Strand("lane", 0, "queue", order, (1, 0), in_order=False)
-        wrong = {"race"} if order is copied else set()
-        assert _kinds([block("a", 0, *own), lane], [block("b", 0, Acquire("system"))]) == wrong
+    copied = Copy(Region(0, 0), 1)
+    told: tuple[Action, ...]
+    for told in ((Wait(MINE), Acquire("system")), (Join("a"),)):
+        for early in (True, False):
+            order = (copied, *told) if early else (*told, copied)
+            lane = Strand("lane", 0, "queue", order, (1, 0), in_order=False)
+            assert _kinds([block("a", 0, *own), lane], []) == ({"race"} if early else set())
 
 
 def test_a_join_of_a_queue_waits_for_its_copies() -> None:

@@ -67,6 +67,9 @@ def test_help_imports_no_torch() -> None:
         ["check", "protocol", "--mutants", "--world", "3"],
         ["check", "protocol", "--write", "never-written.md", "--chunks", "2"],
         ["check", "protocol", "--write", "never-written.md", "--epilogue", "push"],
+        ["check", "protocol", "--slots", "0"],
+        ["check", "protocol", "--write", "never-written.md", "--slots", "8"],
+        ["check", "protocol", "--write", "never-written.md", "--share", "2"],
     ],
 )
 def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +162,17 @@ def test_check_protocol_of_a_form_that_is_not_there_exits_3(
     code, found = run_json(capsys, "check", "protocol", "--epilogue", "fused-collective")
     assert code == 3
     assert "must have the form asked for" in found["rows"][0]["reason"]
+
+
+def test_check_protocol_counts_who_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["check", "protocol", "--world", "2", "--only", "all_gather/split-push/copy-complete"]
+    code, found = run_json(capsys, *argv, "--slots", "2")
+    assert (code, found["rows"][0]["reason"]) == (1, "resources")
+    assert "finds no slot: device 0 has 2" in found["rows"][0]["counterexample"][0]
+    assert main([*argv, "--slots", "3"]) == 0
+    # The kernels of ranks that share a device have one block each, or two ranks would need six.
+    assert main([*argv, "--share", "2", "--slots", "4"]) == 0
+    assert main([*argv, "--share", "2", "--slots", "1"]) == 1
 
 
 def test_check_protocol_makes_mistakes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from gemmlink.conformance.adversary.case import Case, Request, build
 from gemmlink.conformance.adversary.program import compile_case
 from gemmlink.conformance.adversary.sweep import requests
 from gemmlink.conformance.explore.search import Explored, explore
+from gemmlink.conformance.mistakes import OF_THE_CALLS, OF_THE_START
 from gemmlink.conformance.mutate import NAMED, deletions, narrowings, swaps
 from gemmlink.spec.lower import Grid
 
@@ -54,7 +55,8 @@ def explore_some(request: Request, limit: int, calls: int = CALLS) -> Explored:
 def mutants(case: Case) -> Iterator[Case]:
     """``case`` with one mistake each. What changes nothing is left out."""
     first = case.lowered[0]
-    for mutant in (*deletions(first), *swaps(first), *narrowings(first), *NAMED):
-        changed = case.changed(mutant.name, mutant.change)
-        if changed.lowered != case.lowered:
+    mechanical = (*deletions(first), *swaps(first), *narrowings(first))
+    for mutant in (*mechanical, *NAMED, *OF_THE_START, *OF_THE_CALLS):
+        changed = mutant.of(case)
+        if replace(changed, name=case.name) != case:
             yield changed

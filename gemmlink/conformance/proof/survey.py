@@ -13,6 +13,7 @@ from gemmlink.conformance.mistakes import OF_THE_CALLS, OF_THE_START
 from gemmlink.conformance.mutate import NAMED, Mutant, deletions, narrowings, swaps
 from gemmlink.conformance.proof.protocols import Mode, Protocol, protocols
 from gemmlink.conformance.proof.prove import prove
+from gemmlink.conformance.proof.resources import Device
 from gemmlink.conformance.proof.verdict import Verdict
 
 #: All protocols; those without pairs of epilogues; of these the plainest variants.
@@ -43,6 +44,10 @@ class Scope:
         }
         return f"{self.world} ranks, {self.chunks} chunks where fused{extra[self.which]}"
 
+
+#: A device of a rank's own, with room for as many blocks as the smallest that gemmlink is made for
+#: has multiprocessors (an H100; MI355X and MI300X have twice as many).
+ROOMY = Device(slots=132)
 
 #: What is proved where nobody says: a minute's worth.
 USUAL = (Scope(2, 8), Scope(3, 2, "single"), Scope(8, 2, "plainest"))
@@ -116,11 +121,17 @@ class Noticed:
         return f"{self.result:<10} {self.protocol}: {self.mutant}{why}"
 
 
-def prove_all(wanted: Sequence[Protocol]) -> Iterator[Proof]:
-    """A proof, or what refutes it, for one after the other."""
+def prove_all(wanted: Sequence[Protocol], device: Device = ROOMY) -> Iterator[Proof]:
+    """A proof, or what refutes it, for one after the other, on ranks of such a ``device``.
+
+    Where ranks share one, kernels have one block each: more must not wait there for other ranks.
+    """
     for protocol in wanted:
         began = perf_counter()
-        verdict = _verdict(protocol.case())
+        if device.shared:
+            one = replace(protocol.request.grid, blocks=1)
+            protocol = replace(protocol, request=replace(protocol.request, grid=one))
+        verdict = prove(compile_case(protocol.case()), device)
         yield Proof(protocol, verdict, perf_counter() - began)
 
 

@@ -14,7 +14,7 @@ import importlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +28,11 @@ from gemmlink.transport.stream_lanes import StreamLane
 OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 _MODULE = "torch.distributed._symmetric_memory"
 _FIX = "Install a torch with CUDA: pip install 'torch>=2.9' (see pytorch.org for the right index)."
+
+
+#: How often this process has exchanged memory by torch. torch numbers exchanges by process, not by
+#: group, so that ranks that have made differently many would never find each other.
+_exchanges = 0
 
 
 class SymmetricMemory:
@@ -124,8 +129,13 @@ class SymmWindow:
         self._tensors: list[torch.Tensor] = []
         #: Addresses are those of this process.
         self.addresses: Sequence[int | None] = []
-        agree(group, f"{key}/allocate", self._allocate, timeout_s)
-        agree(group, f"{key}/map", lambda: self._map(group), timeout_s)
+        turns = agree(group, f"{key}/allocate", self._allocate, timeout_s)
+        if group.world > 1:
+            _refuse_other_turns([turn["exchanges"] for turn in turns])
+            agree(group, f"{key}/map", lambda: self._map(group), timeout_s)
+        else:
+            own = cast(torch.Tensor, self._own)
+            self._tensors, self.addresses = [own], [own.data_ptr()]
         self.words = DeviceWords(self._tensors, group.rank)
 
     def _allocate(self) -> dict[str, Any]:
@@ -141,9 +151,11 @@ class SymmWindow:
                 _first_line(error),
                 "Lower max_m.",
             ) from error
-        return {}
+        return {"exchanges": _exchanges}
 
     def _map(self, group: Group) -> dict[str, Any]:
+        global _exchanges
+        _exchanges += 1
         try:
             self._handle = module().rendezvous(self._own, _name(group))
         except RuntimeError as error:
@@ -238,6 +250,19 @@ def _refuse_apart(first: dict[str, Any], other: dict[str, Any], rank: int) -> No
             f"rank 0 on {first['host']} and rank {rank} on {other['host']}",
             "Use a group of ranks on one host.",
         )
+
+
+def _refuse_other_turns(exchanges: Sequence[int]) -> None:
+    """On every rank alike, before anybody waits: torch's exchange has a limit of its own."""
+    for rank, made in enumerate(exchanges):
+        if made != exchanges[0]:
+            raise Unsupported(
+                "ranks of a symm_mem window must have made equally many of them before, in all "
+                "their groups of more than one rank",
+                f"{exchanges[0]} at rank 0 and {made} at rank {rank}",
+                "Prepare operations of all groups in the same order on all ranks, or use "
+                "GEMMLINK_TRANSPORT=ipc.",
+            )
 
 
 def _refuse_shared_devices(places: list[dict[str, Any]]) -> None:

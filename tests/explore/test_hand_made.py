@@ -97,14 +97,11 @@ def test_what_a_word_tells_of_tells_places_apart(late: int) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_was_heard_tells_places_apart(first: bool) -> None:
     # It was heard before the blocks meet, and is acquired after that.
-    rows: tuple[tuple[int, int], ...]
-    if first:
-        mine, rows = block("a", 0, SAY, *PUT, *publish()), EMPTY
-    else:
-        late = Announce(MINE, 1, "device", lag=-1)
-        mine, rows = block("a", 0, *PUT, *publish(), SAY, late), EMPTY[:1]
+    late = Announce(MINE, 1, "device", lag=-1)
+    actions = (SAY, *PUT, *publish()) if first else (*PUT, *publish(), SAY, late)
     reader = block("b", 0, Wait(MINE), MEET, *LOOK)
-    assert _kinds([mine], [reader, *OTHERS], rows) == {"race"}
+    rows = EMPTY if first else EMPTY[:1]
+    assert _kinds([block("a", 0, *actions)], [reader, *OTHERS], rows) == {"race"}
 
 
 def test_a_wait_may_see_the_first_value_and_not_the_second() -> None:
@@ -122,10 +119,13 @@ def test_a_wait_may_see_the_second_value_and_not_the_first() -> None:
     assert _kinds([first], [*_reader(), witness]) == {"race"}
 
 
-def test_a_wait_may_see_what_somebody_sets_who_is_yet_to_be_elected() -> None:
-    elect, late = Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER)
-    first = block("a", 0, *PUT, *publish(), SAY, elect, late)
-    assert _kinds([first, block("a", 1, elect)], _reader()) == {"race"}
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_wait_may_see_what_somebody_sets_who_is_yet_to_be_elected(late: int) -> None:
+    elect, again = Elect(COUNTER, 2), Announce(MINE, 1, "device", by=COUNTER)
+    first: tuple[Action, ...] = (*PUT, *publish(), SAY, elect)
+    both = [first, (elect,)]
+    blocks = [block("a", i, *each, *([again] * (i == late))) for i, each in enumerate(both)]
+    assert _kinds(blocks, _reader()) == {"race"}
 
 
 def test_a_wait_may_see_what_is_set_in_the_next_call() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -14,7 +14,7 @@ from gemmlink import plugins
 from gemmlink.core import compose as compose_module
 from gemmlink.core.compose import Choice, compose
 from gemmlink.errors import Unavailable, Unsupported
-from gemmlink.spec.contracts import Capabilities
+from gemmlink.spec.contracts import Capabilities, Group
 from gemmlink.spec.operations import all_gather
 from gemmlink.spec.problem import Problem
 from gemmlink.transport import symm_mem
@@ -42,6 +42,12 @@ def test_ranks_on_one_device_may_be_allowed_by_all_of_them() -> None:
 def test_ranks_on_two_hosts_are_refused() -> None:
     with pytest.raises(Unsupported, match="rank 0 on h and rank 3 on h"):
         symm_mem._refuse_apart(_place("gpu-0"), _place("gpu-0", boot="c"), 3)
+
+
+def test_ranks_that_torch_would_not_bring_together_are_refused() -> None:
+    symm_mem._refuse_other_turns([3, 3, 3])
+    with pytest.raises(Unsupported, match=r"3 at rank 0 and 2 at rank 1.*=ipc"):
+        symm_mem._refuse_other_turns([3, 2, 3])
 
 
 @without_cuda
@@ -151,7 +157,7 @@ def test_tensors_and_transport_must_be_of_one_kind() -> None:
 
 
 class _Memory:
-    """torch's symmetric memory as it would be with one rank, in the memory of this process."""
+    """torch's symmetric memory with two ranks, both in the memory of this process."""
 
     def empty(self, nbytes: int, **_: Any) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -160,24 +166,34 @@ class _Memory:
         return _Handle(own)
 
 
+class _Twins(_Pair):
+    """A group of two, both of which say the same."""
+
+    def all_gather(self, data: bytes, **rest: Any) -> list[bytes]:
+        return [data, data]
+
+
 class _Handle:
     def __init__(self, own: torch.Tensor) -> None:
-        self.own, self.buffer_ptrs = own, [own.data_ptr()]
+        self.own, self.buffer_ptrs = own, [own.data_ptr(), own.data_ptr()]
 
     def get_buffer(self, *_: Any) -> torch.Tensor:
         return self.own.clone()
 
 
-def test_a_window_that_was_freed_holds_nothing_though_it_is_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Words are views of all windows: one that keeps them keeps the memory of every rank."""
+@pytest.fixture
+def _torch_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symm_mem, "module", _Memory)
     monkeypatch.setattr(symm_mem, "_name", lambda group: "one")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: mock.Mock())
     monkeypatch.setattr(torch.cuda, "Stream", mock.Mock())
-    session = symm_mem.SymmSession(gemmlink.SELF, "here", 5.0, [])
+
+
+@pytest.mark.usefixtures("_torch_without_a_device")
+def test_a_window_that_was_freed_holds_nothing_though_it_is_held() -> None:
+    """Words are views of all windows: one that keeps them keeps the memory of every rank."""
+    session = symm_mem.SymmSession(cast(Group, _Twins()), "here", 5.0, [])
     window = session.window(4096)
     handle = weakref.ref(window._handle)
     window.free()
@@ -186,3 +202,22 @@ def test_a_window_that_was_freed_holds_nothing_though_it_is_held(
     session.window(4096)
     assert [known.freed for known in session._windows] == [False]
     session.close()
+
+
+@pytest.mark.usefixtures("_torch_without_a_device")
+def test_a_rank_by_itself_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or torch would count an exchange that the ranks of its other groups have not made."""
+    monkeypatch.setattr(symm_mem, "_exchanges", 0)
+    monkeypatch.setattr(_Memory, "rendezvous", mock.Mock(side_effect=AssertionError("alone")))
+    alone = symm_mem.SymmSession(gemmlink.SELF, "here", 5.0, []).window(4096)
+    assert alone.addresses == [alone.tensor(0).data_ptr()]
+    assert symm_mem._exchanges == 0
+
+
+@pytest.mark.usefixtures("_torch_without_a_device")
+def test_exchanges_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symm_mem, "_exchanges", 0)
+    session = symm_mem.SymmSession(cast(Group, _Twins()), "here", 5.0, [])
+    session.window(4096)
+    session.window(4096)
+    assert symm_mem._exchanges == 2

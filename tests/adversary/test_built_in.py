@@ -28,9 +28,10 @@ def _sweep(world: int, operation: str, every: int, seeds: int) -> int:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_variants_at_two_ranks(operation: str) -> None:
-    # Pairs of epilogues make many variants of an all-reduce: CI looks at those left out here.
-    every, seeds = (3, 1) if operation == "all_reduce" else (1, 3)
-    assert _sweep(2, operation, every, seeds) > 60
+    # Pairs of epilogues make many variants of an all-reduce: CI looks at those left out here, and
+    # at more seeds.
+    every = 3 if operation == "all_reduce" else 1
+    assert _sweep(2, operation, every, seeds=1) > 60
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

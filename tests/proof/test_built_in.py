@@ -1,4 +1,7 @@
-"""Everything built in is proved, in every variant."""
+"""Everything built in is proved, in every variant; of the many pairs of an all-reduce a third.
+
+The rest: ``python -m gemmlink check protocol``, which CI runs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ def _prove(request: Request) -> Verdict:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_all_variants_at_two_ranks(operation: str) -> None:
-    wanted = [r for r in requests(2) if r.operation == operation]
+def test_variants_at_two_ranks(operation: str) -> None:
+    every = 3 if operation == "all_reduce" else 1
+    wanted = [r for r in requests(2) if r.operation == operation][::every]
     assert len(wanted) > 60
     assert sum(_prove(request).pairs for request in wanted) > 100 * len(wanted)
 

@@ -82,6 +82,13 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+@pytest.fixture
+def cpu_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch as a build for CPUs only, whatever build this is."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+
+
 class _Pools:
     """Pools by world; the one not used for longest is ended when there are too many."""
 

@@ -14,7 +14,6 @@ from gemmlink.spawn import RankFailed
 from gemmlink.transport import symm_mem
 
 NAMES = [name for name, _ in devices.STEPS]
-without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 
 
 def _fail() -> str:
@@ -38,7 +37,7 @@ def test_the_step_that_fails_is_named_with_its_remedy(
     ]
 
 
-@without_cuda
+@pytest.mark.usefixtures("cpu_torch")
 def test_a_torch_for_cpus_is_where_it_ends_here() -> None:
     first, second = devices.walk()
     assert (first.name, first.ok) == ("torch", False)

@@ -20,8 +20,6 @@ from gemmlink.spec.problem import Problem
 from gemmlink.transport import symm_mem
 from gemmlink.transport.ipc import Ipc
 
-without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
-
 
 def _place(device: str, boot: str = "b", allowed: bool = False) -> dict[str, Any]:
     return {"device": device, "boot": boot, "host": "h", "ordinal": 0, "allowed": allowed}
@@ -50,7 +48,7 @@ def test_ranks_that_torch_would_not_bring_together_are_refused() -> None:
         symm_mem._refuse_other_turns([3, 2, 3])
 
 
-@without_cuda
+@pytest.mark.usefixtures("cpu_torch")
 def test_a_torch_without_cuda_is_told_what_to_install() -> None:
     with pytest.raises(
         Unavailable, match=r"a torch for CPUs only\. Install a torch with CUDA: pip"
@@ -58,7 +56,7 @@ def test_a_torch_without_cuda_is_told_what_to_install() -> None:
         symm_mem.SymmetricMemory().probe()
 
 
-@without_cuda
+@pytest.mark.usefixtures("cpu_torch")
 @pytest.mark.parametrize("result", ["copy", "view"])
 def test_cuda_tensors_ask_for_a_torch_with_devices(result: str) -> None:
     op = gemmlink.GemmAllGather(4, 4, 4, device="cuda", group=_Pair(), result=result)
@@ -66,7 +64,7 @@ def test_cuda_tensors_ask_for_a_torch_with_devices(result: str) -> None:
         op.explain()
 
 
-@without_cuda
+@pytest.mark.usefixtures("cpu_torch")
 def test_the_variable_is_heeded_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMLINK_TRANSPORT", "symm_mem")
     op = gemmlink.GemmAllGather(4, 4, 4, group=_Pair())

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from gemmlink.errors import Unavailable
 from gemmlink.transport import vendor
@@ -38,9 +37,7 @@ def test_a_missing_library_is_told_with_the_line_that_installs_it(
     assert f"pip install {names.package} (or gemmlink[{names.extra}])" in caught.value.fix
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is not None or torch.version.hip is not None, reason="this torch has devices"
-)
+@pytest.mark.usefixtures("cpu_torch")
 def test_a_torch_for_cpus_has_no_vendor() -> None:
     with pytest.raises(Unavailable, match=r"'ipc' needs CUDA or ROCm; got a torch for CPUs only"):
         vendor.names()

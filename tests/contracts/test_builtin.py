@@ -6,67 +6,60 @@ from gemmlink.conformance import (
     BackendContract,
     EpilogueContract,
     LaneContract,
-    RankContract,
     TransportContract,
     WindowContract,
     WordsContract,
-    run_together,
 )
+from tests.together import Together
 
 
-class Together(RankContract):
-    """Classes of this module share one set of ranks: starting them takes longer than the rest."""
-
-    @classmethod
-    def outcomes(cls) -> dict[str, str | None]:
-        if "_outcomes" not in vars(cls):
-            run_together(*Together.__subclasses__())
-        return cls._outcomes
+class OneSet(Together):
+    """Classes of this module share one set of ranks."""
 
 
-class TestShmTransport(Together, TransportContract):
+class TestShmTransport(OneSet, TransportContract):
     """Sessions of shared memory."""
 
     transport = "shm"
 
 
-class TestShmWindow(Together, WindowContract):
+class TestShmWindow(OneSet, WindowContract):
     """Windows of shared memory."""
 
     transport = "shm"
 
 
-class TestShmWords(Together, WordsContract):
+class TestShmWords(OneSet, WordsContract):
     """Words in shared memory."""
 
     transport = "shm"
 
 
-class TestShmLane(Together, LaneContract):
+class TestShmLane(OneSet, LaneContract):
     """Worker threads as copy engines."""
 
     transport = "shm"
 
 
-class TestPush(Together, EpilogueContract):
+class TestPush(OneSet, EpilogueContract):
     """Stores to all peers."""
 
     epilogue = "push"
 
 
-class TestPull(Together, EpilogueContract):
+class TestPull(OneSet, EpilogueContract):
     """Loads from all peers."""
 
     epilogue = "pull"
 
 
-class TestLanes(Together, EpilogueContract):
+class TestLanes(OneSet, EpilogueContract):
     """Copies by lanes."""
 
     epilogue = "lanes"
 
 
-class TestCollective(Together, EpilogueContract):
+class TestCollective(OneSet, EpilogueContract):
     """The communication library."""
 
     epilogue = "collective"

@@ -8,45 +8,38 @@ from __future__ import annotations
 
 from gemmlink.conformance import (
     LaneContract,
-    RankContract,
     TransportContract,
     WindowContract,
     WordsContract,
-    run_together,
 )
+from tests.together import Together
 
 FAKE = "tests.fake_ipc:FakeIpc"
 
 
-class Together(RankContract):
+class OneSet(Together):
     """Classes of this module share one set of ranks."""
 
-    @classmethod
-    def outcomes(cls) -> dict[str, str | None]:
-        if "_outcomes" not in vars(cls):
-            run_together(*Together.__subclasses__())
-        return cls._outcomes
 
-
-class TestTransport(Together, TransportContract):
+class TestTransport(OneSet, TransportContract):
     """Sessions."""
 
     transport = FAKE
 
 
-class TestWindow(Together, WindowContract):
+class TestWindow(OneSet, WindowContract):
     """Windows of memory that is opened by its handle."""
 
     transport = FAKE
 
 
-class TestWords(Together, WordsContract):
+class TestWords(OneSet, WordsContract):
     """Words in such memory."""
 
     transport = FAKE
 
 
-class TestLane(Together, LaneContract):
+class TestLane(OneSet, LaneContract):
     """Lanes between such windows."""
 
     transport = FAKE

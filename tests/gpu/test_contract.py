@@ -7,47 +7,40 @@ import pytest
 from gemmlink.conformance import (
     BackendContract,
     LaneContract,
-    RankContract,
     TransportContract,
     WindowContract,
     WordsContract,
-    run_together,
 )
+from tests.together import Together
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-class Together(RankContract):
+class OneSet(Together):
     """Classes of this module share one set of ranks."""
 
     device = "cuda"
 
-    @classmethod
-    def outcomes(cls) -> dict[str, str | None]:
-        if "_outcomes" not in vars(cls):
-            run_together(*Together.__subclasses__())
-        return cls._outcomes
 
-
-class TestTransport(Together, TransportContract):
+class TestTransport(OneSet, TransportContract):
     """Sessions."""
 
     transport = "symm_mem"
 
 
-class TestWindow(Together, WindowContract):
+class TestWindow(OneSet, WindowContract):
     """Windows of device memory."""
 
     transport = "symm_mem"
 
 
-class TestWords(Together, WordsContract):
+class TestWords(OneSet, WordsContract):
     """Words in device memory, by their host methods."""
 
     transport = "symm_mem"
 
 
-class TestLane(Together, LaneContract):
+class TestLane(OneSet, LaneContract):
     """Streams as lanes."""
 
     transport = "symm_mem"

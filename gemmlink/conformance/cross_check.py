@@ -12,7 +12,6 @@ listed, and so is what is too large to be explored.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Literal
 from gemmlink.conformance.adversary.case import Case, Request, build
 from gemmlink.conformance.adversary.program import compile_case
 from gemmlink.conformance.explore import explore
+from gemmlink.conformance.explore.__main__ import parser
 from gemmlink.conformance.explore.sizes import CALLS, mutants, protocols, sizes
 from gemmlink.conformance.proof import prove
 
@@ -77,7 +77,7 @@ def judge_mutants(request: Request, limit: int, calls: int = CALLS) -> Iterator[
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare what is asked for; the exit code."""
-    told = _parse(arguments)
+    told = parser("python -m gemmlink.conformance.cross_check").parse_args(arguments)
     found = [request for request in protocols() if told.only in request.name()]
     wanted = found[told.share :: told.shares]
     began, counts = time.monotonic(), Counter[Agreement]()
@@ -98,17 +98,6 @@ def _judged(request: Request, broken: bool, limit: int, calls: int) -> Iterator[
         yield from judge_mutants(request, limit, calls)
     else:
         yield judge_protocol(request, limit, calls)
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m gemmlink.conformance.cross_check")
-    parser.add_argument("--only", default="", help="protocols whose name contains this")
-    parser.add_argument("--limit", type=int, default=20_000, help="states of each")
-    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each")
-    parser.add_argument("--mutants", action="store_true", help="protocols with one mistake each")
-    parser.add_argument("--share", type=int, default=0, help="which share of them, from 0")
-    parser.add_argument("--shares", type=int, default=1, help="of how many")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -59,16 +59,22 @@ def _tell(came: Explored) -> int:
     return 1
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m gemmlink.conformance.explore")
+def parser(prog: str) -> argparse.ArgumentParser:
+    """What every command that explores built-in protocols may be told."""
+    parser = argparse.ArgumentParser(prog=prog)
     parser.add_argument("--only", default="", help="protocols whose name contains this")
     parser.add_argument("--limit", type=int, default=20_000, help="states of each")
     parser.add_argument("--calls", type=int, default=CALLS, help="calls of each")
-    parser.add_argument("--all", action="store_true", help="all variants of each protocol")
     parser.add_argument("--mutants", action="store_true", help="protocols with one mistake each")
     parser.add_argument("--share", type=int, default=0, help="which share of them, from 0")
     parser.add_argument("--shares", type=int, default=1, help="of how many")
-    return parser.parse_args(arguments)
+    return parser
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    words = parser("python -m gemmlink.conformance.explore")
+    words.add_argument("--all", action="store_true", help="all variants of each protocol")
+    return words.parse_args(arguments)
 
 
 if __name__ == "__main__":

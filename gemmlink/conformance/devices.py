@@ -20,16 +20,13 @@ def default_transport(device: str) -> str:
 
 
 def served_by(transport: str | None) -> str:
-    """The kind of device of the tensors that a transport serves: CPUs, if it serves those.
-
-    What is not known of one that cannot be had is told by whoever describes it.
-    """
+    """The kind of device of the tensors that a transport serves: CPUs, if it serves those."""
     if transport is None:
         return HOST
     try:
         made: object = plugins.find("transport", transport)
         memory = made.probe().memory  # type: ignore[attr-defined]
-    except Exception:
+    except Exception:  # a plugin may raise anything; whoever describes it next tells what
         return next((kind for kind, names in AUTO_TRANSPORTS.items() if transport in names), HOST)
     return HOST if HOST in memory or not memory else str(memory[0])
 
